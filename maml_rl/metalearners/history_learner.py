@@ -142,8 +142,7 @@ class HistoryLearner(RecordedLearner):
             chunks=lambda seen, _: cut(seen.shape[1], len(seen), self.settings.hidden_size, self.device),
             axis=1,
         )
-        head = self.policy.distributions
-        self._has_one_choice, self._first = isinstance(head, CategoricalHead), getattr(head, "start", 0)
+        self._has_one_choice = isinstance(self.policy.distributions, CategoricalHead)
         require_vectors("a learner of histories", self.policy.observation_space)
         self._last_step = slice(
             LastStepParts.within(self.policy.observation_space, self.policy.action_space).last_action.start, None
@@ -235,7 +234,7 @@ class HistoryLearner(RecordedLearner):
         outputs = self.policy.unroll(observations).distribution
         loss = right = share * self.imitation(outputs, actions)
         if self._has_one_choice:
-            right = (outputs[0].argmax(-1) + self._first == actions).float().mean() * share
+            right = (outputs[0].argmax(-1) == actions).float().mean() * share
         return loss, torch.stack((loss, right))
 
     def draw_inputs(self) -> Sequence[Input]:
