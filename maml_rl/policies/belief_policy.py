@@ -6,7 +6,7 @@ latent predict rewards and states, not by the policy's objective; see `maml_rl.m
 Source: Zintgraf et al. 2020, https://arxiv.org/abs/1910.08348
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -125,33 +125,37 @@ class BeliefPolicy(SequencePolicy):
         of_encoder = {id(param) for param in self.encoder_parameters()}
         return [param for param in self.parameters() if param.requires_grad and id(param) not in of_encoder]
 
-    def acting(self, params: Params, rows: SlotRows, step: MemoryStep) -> tuple[Enter, Leave]:
+    def acting(self, params: Params) -> Callable[[SlotRows, MemoryStep], tuple[Enter, Leave]]:
         size, names = self.own_size, (("latent.weight", "latent.bias"), *self._actor.layer_names)
         # In the order in which they are multiplied with.
         layers = [self._embedding(params), *((params[weight], params[bias]) for weight, bias in names)]
         embedding, latent, *layers = [(weight.mT.contiguous(), bias) for weight, bias in layers]
         mean, std = (params[f"observation_{name}"].unsqueeze(-2) for name in ("mean", "std"))
         choose = self.distributions.actor(params)
-        new = partial(step.units.new_zeros, *step.units.shape[:-1])
-        seen, belief, known = new(self.input_size), new(2 * self.latent_size), new(size + 2 * self.latent_size)
-        embed, infer = row_product(seen, *embedding, step.inputs), row_product(step.units, *latent, belief)
-        compute, outputs = row_layers(known, layers, self._actor.nonlinearity)
-        entered, chosen_from = seen[..., rows.own, :], outputs[..., rows.own, :].reshape(*rows.grid, -1)
 
-        def enter(observations: Tensor) -> Tensor:
-            entered.copy_(self._encode(observations).reshape(entered.shape))
-            embed()
-            step.inputs.relu_()
-            return observations
+        def make(rows: SlotRows, step: MemoryStep) -> tuple[Enter, Leave]:
+            new = partial(step.units.new_zeros, *step.units.shape[:-1])
+            seen, belief, known = new(self.input_size), new(2 * self.latent_size), new(size + 2 * self.latent_size)
+            embed, infer = row_product(seen, *embedding, step.inputs), row_product(step.units, *latent, belief)
+            compute, outputs = row_layers(known, layers, self._actor.nonlinearity)
+            entered, chosen_from = seen[..., rows.own, :], outputs[..., rows.own, :].reshape(*rows.grid, -1)
 
-        def leave(observations: Tensor, noise: Tensor) -> Tensor:
-            infer()
-            torch.sub(seen[..., :size], mean, out=known[..., :size]).div_(std)
-            known[..., size:].copy_(belief)
-            compute()
-            return choose(chosen_from, noise, observations)
+            def enter(observations: Tensor) -> Tensor:
+                entered.copy_(self._encode(observations).reshape(entered.shape))
+                embed()
+                step.inputs.relu_()
+                return observations
 
-        return enter, leave
+            def leave(observations: Tensor, noise: Tensor) -> Tensor:
+                infer()
+                torch.sub(seen[..., :size], mean, out=known[..., :size]).div_(std)
+                known[..., size:].copy_(belief)
+                compute()
+                return choose(chosen_from, noise, observations)
+
+            return enter, leave
+
+        return make
 
     def encode(
         self, observations: Tensor, memory: Memory | None = None, params: Params | None = None

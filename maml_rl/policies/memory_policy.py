@@ -125,13 +125,14 @@ class BodyPolicy(MemoryPolicy):
         """
         params = {name: value.detach() for name, value in params.items()}
         is_stacked, of_body = params["head.weight"].dim() == 3, within(params, f"{self.body_name}.")
+        acting = self.acting(params)
 
         # Created once: the arrays that the steps of a grid fill at every call.
         @cache
         def begin(grid: torch.Size) -> tuple[MemoryStep, Enter, Leave]:
             rows = SlotRows(grid, None if is_stacked else first_task)
             step = self._body.step(of_body, rows)
-            return step, *self.acting(params, rows, step)
+            return step, *acting(rows, step)
 
         def act(observations: Tensor, noise: Tensor, memory: Memory) -> Acted:
             step, enter, leave = begin(noise.shape[:2])
@@ -142,9 +143,10 @@ class BodyPolicy(MemoryPolicy):
         return act
 
     @abstractmethod
-    def acting(self, params: Params, rows: SlotRows, step: MemoryStep) -> tuple[Enter, Leave]:
-        """Return two functions around the steps of a body, under fixed parameters.
+    def acting(self, params: Params) -> Callable[[SlotRows, MemoryStep], tuple[Enter, Leave]]:
+        """Return what makes two functions around the steps of a body, under fixed parameters.
 
+        What depends on the parameters alone is computed first: on a device once for a phase, not at every step.
         The first fills the inputs of a step from observations (M, S, ...); the second turns what it returned, noise
         (M, S, ...) and the units of the step into actions.
         """

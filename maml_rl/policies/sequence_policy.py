@@ -195,7 +195,7 @@ class SequencePolicy(BodyPolicy):
             nn.init.normal_(self.embedding.weight, std=seen**-0.5, generator=generator)
             nn.init.zeros_(self.embedding.bias)
 
-    def acting(self, params: Params, rows: SlotRows, step: MemoryStep) -> tuple[Enter, Leave]:
+    def acting(self, params: Params) -> Callable[[SlotRows, MemoryStep], tuple[Enter, Leave]]:
         prepared = params if self._inputs is None else {**params, **self._inputs.prepared(params)}
         last = self._layers["head"].layer_names if self._layers else (("head.weight", "head.bias"),)
         of_products = [(f"{name}.weight", f"{name}.bias") for name in _FACTORS] if self._has_products else []
@@ -203,26 +203,30 @@ class SequencePolicy(BodyPolicy):
             [(params[weight].mT.contiguous(), params[bias]) for weight, bias in names] for names in (last, of_products)
         )
         choose = self.distributions.actor(prepared)
-        # Layers see the observation, too.
-        known = step.seen if self._layers and isinstance(step, RecurrentStep) else step.units
-        calls = list[Callable[[], None]]()
-        if factors:
-            known, multiply = _with_products(known, step, factors)
-            calls.append(multiply)
-        compute, outputs = row_layers(known, layers, tanh_)
-        calls.append(compute)
-        entered, chosen_from = step.inputs[..., rows.own, :], outputs[..., rows.own, :].reshape(*rows.grid, -1)
 
-        def enter(observations: Tensor) -> Tensor:
-            entered.copy_(self._encode_rows(observations, prepared, rows).reshape(entered.shape))
-            return observations
+        def make(rows: SlotRows, step: MemoryStep) -> tuple[Enter, Leave]:
+            # Layers see the observation, too.
+            known = step.seen if self._layers and isinstance(step, RecurrentStep) else step.units
+            calls = list[Callable[[], None]]()
+            if factors:
+                known, multiply = _with_products(known, step, factors)
+                calls.append(multiply)
+            compute, outputs = row_layers(known, layers, tanh_)
+            calls.append(compute)
+            entered, chosen_from = step.inputs[..., rows.own, :], outputs[..., rows.own, :].reshape(*rows.grid, -1)
 
-        def leave(observations: Tensor, noise: Tensor) -> Tensor:
-            for call in calls:
-                call()
-            return choose(chosen_from, noise, observations)
+            def enter(observations: Tensor) -> Tensor:
+                entered.copy_(self._encode_rows(observations, prepared, rows).reshape(entered.shape))
+                return observations
 
-        return enter, leave
+            def leave(observations: Tensor, noise: Tensor) -> Tensor:
+                for call in calls:
+                    call()
+                return choose(chosen_from, noise, observations)
+
+            return enter, leave
+
+        return make
 
     def unroll(self, observations: Tensor, memory: Memory | None = None, params: Params | None = None) -> Unrolled:
         """Go through sequences (L, N, ...), differentiably; see `Policy.unroll`.

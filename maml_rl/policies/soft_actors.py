@@ -1,6 +1,6 @@
 """The actors of soft actor-critics: one with a memory, and one on a latent context, which is one of its parameters."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -97,24 +97,28 @@ class RecurrentActor(SoftActor, BodyPolicy):
         self.present = make_linear(observation.stop - observation.start + 1, sizes.embeddings[0], generator)
         self._add_layers(sizes.hidden_size + sizes.embeddings[0], hidden_sizes, generator)
 
-    def acting(self, params: Params, rows: SlotRows, step: MemoryStep) -> tuple[Enter, Leave]:
+    def acting(self, params: Params) -> Callable[[SlotRows, MemoryStep], tuple[Enter, Leave]]:
         of_encoder, dtype = within(params, "encoder."), self.head.weight.dtype
-        inputs, units = (rows.blocks(each[..., : rows.shape[-1], :]) for each in (step.inputs, step.units))
 
-        def enter(observations: Tensor) -> Sequence[Tensor]:
-            blocks = rows.split(observations.to(dtype))
-            for into, seen in zip(inputs, blocks, strict=True):
-                into.copy_(self.encoder.embed(seen, of_encoder))
-            return blocks
+        def make(rows: SlotRows, step: MemoryStep) -> tuple[Enter, Leave]:
+            inputs, units = (rows.blocks(each[..., : rows.shape[-1], :]) for each in (step.inputs, step.units))
 
-        def leave(blocks: Sequence[Tensor], noise: Tensor) -> Tensor:
-            chosen = [
-                self.distributions.act(self.parameters_of(known, seen, params), drawn)
-                for known, seen, drawn in zip(units, blocks, rows.split(noise), strict=True)
-            ]
-            return rows.join(chosen)
+            def enter(observations: Tensor) -> Sequence[Tensor]:
+                blocks = rows.split(observations.to(dtype))
+                for into, seen in zip(inputs, blocks, strict=True):
+                    into.copy_(self.encoder.embed(seen, of_encoder))
+                return blocks
 
-        return enter, leave
+            def leave(blocks: Sequence[Tensor], noise: Tensor) -> Tensor:
+                chosen = [
+                    self.distributions.act(self.parameters_of(known, seen, params), drawn)
+                    for known, seen, drawn in zip(units, blocks, rows.split(noise), strict=True)
+                ]
+                return rows.join(chosen)
+
+            return enter, leave
+
+        return make
 
     def unroll(self, observations: Tensor, memory: Memory | None = None, params: Params | None = None) -> Unrolled:
         params = dict(self.named_parameters()) if params is None else params
