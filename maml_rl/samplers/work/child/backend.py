@@ -108,7 +108,7 @@ class ProcessBackend(VectorEnvBackend):
             max_episode_steps=self._recipe.max_episode_steps,
             granularity=slots_together(num_tasks, per_task, self._placement.workers) if workers_act else 1,
             # It imports torch, which takes longer than the rest of a worker's start.
-            preload=("maml_rl.samplers.work.child.phase_runner",) if workers_act else (),
+            preload=("maml_rl.samplers.remote_store", "maml_rl.samplers.rollout.loop") if workers_act else (),
             placement=self._placement,
         )
 
@@ -201,8 +201,7 @@ class ProcessBackend(VectorEnvBackend):
         env, policy = self.env, phase.policy
         if self._loaded is None or self._loaded[0] is not policy or self._loaded[1] != plan:
             shared = SharedPhase(env.memory, env.shared.size, plan, EnvDescription.of(env))
-            text = pickle_policy(policy)
-            self._loaded = policy, plan, shared, (plan, text, env.interpreter_for(text))
+            self._loaded = policy, plan, shared, (plan, pickle_policy(policy))
         shared = self._loaded[2]
         for tensors, arrays in ((of_phase, shared.parameters), (constants, shared.constants)):
             for name, tensor in tensors.items():
@@ -289,10 +288,10 @@ class ChildStore(RemoteStore):
             index = block * self._env.num_workers // num_blocks
             of_worker[index] = (*of_worker.get(index, ()), block)
         call = {} if request.call is None else {request.call.number: self._objects.pop(request.call.number)}
-        others = call, self._batch.phase.streams.phase, self._env.interpreter_for(*call.values())
+        first_phase = self._batch.phase.streams.phase
         units = []
         for index, blocks in of_worker.items():
-            command = Command(pool.generation, "work", (replace(request, blocks=blocks), *others))
+            command = Command(pool.generation, "work", (replace(request, blocks=blocks), call, first_phase))
             arguments = command, encode(command)
             units.append(Unit("work", arguments, *self._batch.slots_of(blocks), worker=pool.workers[index]))
         for _, _, reply in pool.results(units, partial(self._prepare, (request.batch, *request.shared))):
@@ -305,8 +304,7 @@ class ChildStore(RemoteStore):
         arguments: dict[int, tuple[Any, ...]] = {}
         for worker in pool.living():
             if missing := numbers - worker.objects:
-                objects = {number: self._objects[number] for number in missing}
-                arguments[worker.index] = objects, self._env.interpreter_for(*objects.values()), first
+                arguments[worker.index] = {number: self._objects[number] for number in missing}, first
         pool.ask("take", pool.limits.load, arguments)
         # Only now: where a worker dies meanwhile, the next ones are not sent theirs.
         for worker in map(pool.worker, arguments):

@@ -26,7 +26,7 @@ from math import inf
 from multiprocessing import Pipe, spawn
 from multiprocessing.connection import Connection
 from time import monotonic
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import gymnasium
 
@@ -248,9 +248,7 @@ class Launcher:
                     case "fork":
                         return self._fork(ends)
                     case "spawn":
-                        return self._spawn(
-                            ends, "from maml_rl.samplers.work.child.child_env import run_child; run_child(ends)"
-                        )
+                        return self._spawn(ends, "run_child(ends)")
                     case _:
                         return self._fork_by_server(ends)
         except BaseException:
@@ -286,7 +284,7 @@ class Launcher:
         path = [entry or os.getcwd() for entry in sys.path]
         code = (
             f"import sys; sys.path[:] = {path!r}; "
-            "from maml_rl.samplers.work.child.process_setup import ChildEnds; "
+            "from maml_rl.samplers.work.child.child_env import ChildEnds, run_child; "
             f"ends = ChildEnds{tuple(child_ends)}; {statements}"
         )
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
@@ -301,7 +299,8 @@ class Launcher:
     def _fork_by_server(self, ends: ParentEnds) -> ChildProcess:
         if self._server is None:
             server_ends = ParentEnds()
-            start = f"from maml_rl.samplers.work.child.launcher import run_server; run_server(ends, *{self._ahead!r})"
+            start = "from maml_rl.samplers.work.child.launcher import serve_forks; "
+            start += f"run_child(serve_forks(ends, *{self._ahead!r}))"
             self._server = self._spawn(server_ends, start)
             server_ends.close_child_ends()
         server = self._server
@@ -359,13 +358,16 @@ def _exit_code_of(popen: subprocess.Popen[bytes]) -> int | None:
     return code
 
 
-def run_server(ends: ChildEnds, env_id: str, preload: Sequence[str]) -> NoReturn:
-    """Be a fork server until the parent closes the socket of requests.
+def serve_forks(ends: ChildEnds, env_id: str, preload: Sequence[str]) -> ChildEnds:
+    """Be a fork server until the parent closes the socket of requests; return in each child that it forks.
 
     Args:
         ends: the server's own descriptors; `commands` is the socket of requests.
         env_id: environment whose module is imported ahead, if it is one of this package; empty for none.
         preload: modules to import ahead, none of which may start a thread.
+
+    Returns:
+        The descriptors of the child.
     """
     enter_child(ends)
     # NumPy's threads do not affect a child, and the user cannot avoid them.
@@ -384,7 +386,9 @@ def run_server(ends: ChildEnds, env_id: str, preload: Sequence[str]) -> NoReturn
             for descriptor in descriptors if reply else ends:
                 os.close(descriptor)
             if not reply:
-                run_child(ChildEnds(*descriptors))
+                # It is closed already, with the server's other ends.
+                requests.detach()
+                return ChildEnds(*descriptors)
         else:
             reply = os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
         requests.sendall(_NUMBER.pack(reply))

@@ -28,7 +28,7 @@ class Command:
     """A call of a method of the worker, whose result is the reply.
 
     Attributes:
-        method: of `ChildEnv`, or of `PhaseRunner` once there is a policy; "close" ends the worker without a reply.
+        method: of `ChildEnv`; "close" ends the worker without a reply.
     """
 
     generation: int

@@ -124,23 +124,26 @@ def _watch(lifeline: int) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def interpreter_state(needs_main: bool) -> dict[str, Any]:
-    """Return the state with which a child can import everything that this process can.
+def interpreter_state() -> dict[str, Any]:
+    """Return the state with which a child can import everything that this process can, except its main module."""
+    return _preparation("sys_path", "sys_argv", "dir", "orig_dir")
 
-    Args:
-        needs_main: whether the child must import this process's main module. If it need not, it does not: a training
-            script imports torch, and may lack the `if __name__ == "__main__"` guard. A main module without a file is
-            never imported.
+
+def main_module() -> dict[str, Any]:
+    """Return the state with which a child can import this process's main module; empty if that has no file.
+
+    Only a child that needs it imports it: a training script imports torch, and may lack the `if __name__ ==
+    "__main__"` guard.
     """
-    wanted = {"sys_path", "sys_argv", "dir", "orig_dir"}
-    if needs_main and main_is_importable():
-        wanted |= {"init_main_from_name", "init_main_from_path"}
-    state = spawn.get_preparation_data("maml_rl child")
-    return {key: value for key, value in state.items() if key in wanted}
+    return _preparation("init_main_from_name", "init_main_from_path") if main_is_importable() else {}
+
+
+def _preparation(*wanted: str) -> dict[str, Any]:
+    return {key: value for key, value in spawn.get_preparation_data("maml_rl child").items() if key in wanted}
 
 
 def restore_interpreter(state: dict[str, Any]) -> None:
-    """Apply the result of `interpreter_state` to this process."""
+    """Apply the result of `interpreter_state` or `main_module` to this process."""
     global _importing_main
     _importing_main = True
     try:

@@ -94,7 +94,7 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
             raise ChildEnvError("child processes need Linux or macOS; sample in this process with num_workers=0")
         # Not before they are needed: they do not exist on every system, and sampling in this process needs none.
         from maml_rl.samplers.work.child.launcher import Launcher
-        from maml_rl.samplers.work.child.process_setup import importing_main, interpreter_state
+        from maml_rl.samplers.work.child.process_setup import importing_main, interpreter_state, main_module
 
         if importing_main():
             raise RuntimeError(
@@ -103,8 +103,9 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
             )
         recipe = placed(Recipe.of(env, env_kwargs, max_episode_steps), placement)
         start_method = placement.start_method or START_METHODS[0]
-        self._pickled, self._needs_main = pickled_recipe(recipe, start_method), start_method != "fork"
-        self._interpreter = interpreter_state(self._needs_main and b"__main__" in self._pickled)
+        # A forked worker has the main module already.
+        main = {} if start_method == "fork" else main_module()
+        self._start_arguments = interpreter_state(), main, pickled_recipe(recipe, start_method)
         self.parts = split_slots(num_envs, num_workers, granularity)
         self.num_envs, self.num_workers = num_envs, len(self.parts)
         self.spec, self.render_mode = recipe.spec, None
@@ -138,13 +139,6 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
             # A worker with threads detects itself which call hangs.
             self.pool.grace = _GRACE_SECONDS
 
-    def interpreter_for(self, *pickles: bytes) -> dict[str, Any] | None:
-        """Return the state that a worker needs to import the names in pickles; None if it needs nothing."""
-        from maml_rl.samplers.work.child.process_setup import interpreter_state
-
-        needs_main = self._needs_main and any(b"__main__" in pickled for pickled in pickles)
-        return interpreter_state(True) if needs_main else None
-
     def complete(self) -> None:
         """Start the workers that are missing, and those that die while they start."""
         pool = self.pool
@@ -162,7 +156,7 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
         pool, parts = self.pool, self.parts
         for index in missing:
             pool.launch(index)
-        pool.ask("start", pool.limits.load, dict.fromkeys(missing, (self._interpreter, self._pickled)))
+        pool.ask("start", pool.limits.load, dict.fromkeys(missing, self._start_arguments))
         made = pool.ask("make", pool.limits.make, {index: (index, len(parts), parts[index]) for index in missing})
         for index, slot in zip(missing, made, strict=True):
             self._compare(index, slot)

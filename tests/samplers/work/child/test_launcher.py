@@ -21,7 +21,7 @@ from script_runs import Run, are_gone, finish
 from maml_rl.config.placement import Placement
 from maml_rl.errors import ChildEnvError
 from maml_rl.samplers.work import scheduler
-from maml_rl.samplers.work.child import launcher
+from maml_rl.samplers.work.child import child_env, launcher
 from maml_rl.samplers.work.child.launcher import ChildProcess, Launcher, ParentEnds
 from maml_rl.samplers.work.child.shared_buffers import create_shared_file
 from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
@@ -334,7 +334,7 @@ def server(memory: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
             def run(child_ends: object) -> None:
                 patch.undo()
                 try:
-                    exec(statements, {"ends": child_ends})
+                    exec(statements, {"ends": child_ends, "run_child": child_env.run_child})
                 finally:
                     os._exit(1)
 
