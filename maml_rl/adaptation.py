@@ -336,43 +336,32 @@ def check_phases(train: Sequence[TaskEpisodes], valid: TaskEpisodes, rule: Adapt
 
 
 @dataclass(frozen=True, slots=True)
-class _Divided:
-    """The divisor of the advantages at an inner step, which the derivative of the step has a term for.
+class _Step:
+    """An inner step of k tasks, linearized.
 
     Attributes:
-        factor: (k, 1) by which the gradient is multiplied; 1 where the episodes were sampled.
-        gradient: (k, D) of the inner loss, without the factor.
-        slope: (k, D) gradient of the logarithm of the divisor.
+        linearization: of the inner loss.
+        size: a number, or (D,) one for each parameter.
+        divided: where the divisor of the advantages depends on the parameters: the factor (k, 1) by which the gradient
+            is multiplied, 1 where the episodes were sampled; the gradient (k, D) without it; and the slope (k, D) of
+            the logarithm of the divisor.
     """
-
-    factor: Tensor
-    gradient: Tensor
-    slope: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """An inner step of k tasks, linearized; `size` is a number, or (D,) one for each parameter."""
 
     linearization: Linearization
     size: float | Tensor
-    divided: _Divided | None
+    divided: tuple[Tensor, Tensor, Tensor] | None
 
-    def forward(self, vectors: Tensor) -> Tensor:
-        """Multiply (k, D) vectors by the derivative of the gradient that is descended."""
+    def multiply(self, vectors: Tensor, *, transposed: bool) -> Tensor:
+        """Multiply (k, D) vectors by the derivative of the gradient that is descended, or by its transpose.
+
+        A Hessian is symmetric, the term of a divisor is not.
+        """
         product = self.linearization.hessian_product(vectors)
         if self.divided is None:
             return product
-        along = (self.divided.slope * vectors).sum(1, keepdim=True)
-        return self.divided.factor * (product - along * self.divided.gradient)
-
-    def backward(self, vectors: Tensor) -> Tensor:
-        """Multiply (k, D) vectors by the transpose of that derivative: a Hessian is symmetric, the term is not."""
-        product = self.linearization.hessian_product(vectors)
-        if self.divided is None:
-            return product
-        along = (self.divided.gradient * vectors).sum(1, keepdim=True)
-        return self.divided.factor * (product - along * self.divided.slope)
+        factor, gradient, slope = self.divided
+        one, other = (gradient, slope) if transposed else (slope, gradient)
+        return factor * (product - (one * vectors).sum(1, keepdim=True) * other)
 
 
 class Adaptation:
@@ -394,16 +383,16 @@ class Adaptation:
     def push_forward(self, vectors: Tensor) -> Tensor:
         """Return J v, (k, D): how the adapted parameters move when theta moves along `vectors` (k, D)."""
         for step in self._steps:
-            vectors = vectors - step.size * step.forward(vectors)
+            vectors = vectors - step.size * step.multiply(vectors, transposed=False)
         return vectors
 
     def pull_back(self, vectors: Tensor) -> Tensor:
         """Return J^T v, (k, D): from gradients in the adapted parameters to gradients in theta."""
         for step in reversed(self._steps):
             if isinstance(step.size, Tensor):
-                vectors = vectors - step.backward(step.size * vectors)
+                vectors = vectors - step.multiply(step.size * vectors, transposed=True)
             else:
-                vectors = vectors - step.size * step.backward(vectors)
+                vectors = vectors - step.size * step.multiply(vectors, transposed=True)
         return vectors
 
 
@@ -462,7 +451,7 @@ class InnerLoop:
         *,
         twice: bool = False,
         anchor: bool = False,
-    ) -> tuple[Tensor, _Divided | None]:
+    ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor] | None]:
         """Return the gradient that is descended, (k, D), and with `twice` what its derivative needs besides."""
         if anchor and (samples := self._steps[index][0].samples).log_probs is None:
             self._samples[index] = replace(samples, log_probs=linearization.log_probs.clone())
@@ -483,7 +472,7 @@ class InnerLoop:
         if change is None:
             return gradient, None
         factor = torch.exp(-change).unsqueeze(1)
-        return factor * gradient, None if slope is None else _Divided(factor, gradient, slope)
+        return factor * gradient, None if slope is None else (factor, gradient, slope)
 
 
 def _descended(params: Tensor, step_size: float | Tensor, gradient: Tensor) -> Tensor:
