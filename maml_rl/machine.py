@@ -89,13 +89,8 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class _Outside(threading.local):
-    """The number of torch threads that a thread has outside of its `single_threaded` blocks; None: it is in none."""
-
-    count: int | None = None
-
-
-_outside = _Outside()
+# `count`: the number of torch threads that a thread has outside of its `single_threaded` blocks; None: it is in none.
+_outside = threading.local()
 
 
 @contextmanager
@@ -111,7 +106,7 @@ def single_threaded(chunk_threads_inside: int | None = None) -> Iterator[None]:
     import torch
 
     # Every thread has a number of its own, which it takes from the process when it first needs it.
-    before, outer = torch.get_num_threads(), _outside.count
+    before, outer = torch.get_num_threads(), getattr(_outside, "count", None)
     _outside.count = chunk_threads() if chunk_threads_inside is None else chunk_threads_inside
     if before != 1:
         torch.set_num_threads(1)
@@ -127,7 +122,8 @@ def chunk_threads() -> int:
     """Return how many threads share the chunks of the caller: torch's number, outside of `single_threaded`."""
     import torch
 
-    return torch.get_num_threads() if _outside.count is None else _outside.count
+    count: int | None = getattr(_outside, "count", None)
+    return torch.get_num_threads() if count is None else count
 
 
 @contextmanager

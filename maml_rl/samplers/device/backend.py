@@ -24,8 +24,7 @@ from maml_rl.samplers.device.slots import DeviceSlots, reason_against
 from maml_rl.samplers.device.streams import PhaseNoise
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.rollout.actor import phase_parameters
-from maml_rl.samplers.rollout.carried_memory import check_carried_memory, chosen, initial_memory
+from maml_rl.samplers.rollout.actor import check_carried_memory, chosen, initial_memory, phase_parameters
 from maml_rl.samplers.rollout.recorder import SlotTable, check_finite
 
 # Loops that are kept: one for each shape of a phase and way of acting.
@@ -57,15 +56,11 @@ class DeviceBackend(RolloutBackend):
         num_slots = num_tasks * self._slots_per_task
         if self._slots is None or self._slots.num_envs != num_slots:
             self._loops = []
-            self._slots = DeviceSlots(self._on_device().make(num_slots), self._device)
-
-    def _on_device(self) -> Recipe:
-        """Return the recipe of slots whose physics, if they have any, is on the device."""
-        family = self._recipe.family
-        if family is None or not family.has_physics:
-            return self._recipe
-        own: dict[str, Any] = {"engine": "warp", "device": str(self._device)}
-        return replace(self._recipe, env_kwargs={**self._recipe.env_kwargs, **own})
+            recipe = self._recipe
+            if recipe.family is not None and recipe.family.has_physics:
+                own: dict[str, Any] = {"engine": "warp", "device": str(self._device)}
+                recipe = replace(recipe, env_kwargs={**recipe.env_kwargs, **own})
+            self._slots = DeviceSlots(recipe.make(num_slots), self._device)
 
     def describe(self) -> EnvDescription:
         return EnvDescription.of(self._host)
@@ -77,7 +72,8 @@ class DeviceBackend(RolloutBackend):
         self.prepare(len(phase.tasks))
         assert self._slots is not None
         with timer.stage("physics"):
-            loop = next((candidate for candidate in self._loops if candidate.fits(phase)), None)
+            shape = _shape(phase)
+            loop = next((candidate for candidate in self._loops if candidate.shape == shape), None)
             if loop is None:
                 loop = DeviceLoop(self._slots, self.describe(), phase)
                 self._loops = [loop, *self._loops[: _LOOPS_KEPT - 1]]
@@ -104,10 +100,13 @@ class DeviceLoop:
         slots: M * S of them.
         env: description of one slot.
         phase: of that shape, with its policy.
+
+    Attributes:
+        shape: what its phases have in common.
     """
 
     def __init__(self, slots: DeviceSlots, env: EnvDescription, phase: Phase) -> None:
-        self._slots, self._device, self._env, self._shape = slots, slots.device, env, _shape(phase)
+        self._slots, self._device, self._env, self.shape = slots, slots.device, env, _shape(phase)
         num_tasks, _, self._horizon = phase.sizes
         self._grid = num_tasks, phase.per_task
         self._policy = greedy(phase.policy) if phase.deterministic else phase.policy
@@ -126,10 +125,6 @@ class DeviceLoop:
         self._is_ready = self._device.type != "cuda" or not self._policy.has_static_steps
         # What CUDA records runs on a stream of its own.
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
-
-    def fits(self, phase: Phase) -> bool:
-        """Return whether a phase has this shape, and this policy."""
-        return _shape(phase) == self._shape
 
     def run(self, phase: Phase) -> TaskEpisodes:
         """Sample a phase, and return its episodes, which stay on the device."""
@@ -274,7 +269,9 @@ class DeviceLoop:
     def _same_slots(self, one: Tensor, other: Tensor) -> Tensor:
         """Return in which slots (M, S) two tensors are the same: (M, S, ...), (M, T, S, ...) or (M * S, ...)."""
         num_tasks, per_task = self._grid
-        same = _close(one, other) if one.is_floating_point() else one == other
+        same = one == other
+        if one.is_floating_point():
+            same = torch.isclose(one, other, rtol=_RELATIVE, atol=_ABSOLUTE, equal_nan=True)
         if same.shape[:1] == (num_tasks * per_task,):
             return same.reshape(num_tasks, per_task, -1).all(-1)
         if same.shape[:2] == self._grid:
@@ -299,10 +296,6 @@ class DeviceLoop:
         if is_faulty:
             _refuse_not_finite(phase, arrays)
         return TaskEpisodes(**arrays.first_steps(longest).by_name(), tasks=phase.tasks, longest=longest)
-
-
-def _close(one: Tensor, other: Tensor) -> Tensor:
-    return torch.isclose(one, other, rtol=_RELATIVE, atol=_ABSOLUTE, equal_nan=True)
 
 
 def _shape(phase: Phase) -> tuple[Any, ...]:
