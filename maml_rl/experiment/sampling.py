@@ -14,7 +14,7 @@ from maml_rl.metalearners.metalearner import MetaLearner
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.runs.trust import check_code
 from maml_rl.samplers import MultiTaskSampler
-from maml_rl.samplers.importing import pickled_for_workers
+from maml_rl.samplers.env_recipe import pickled_for_workers
 from maml_rl.samplers.remote_store import WORKER_ROOM
 from maml_rl.task_distributions.task_distribution import TaskSplit
 

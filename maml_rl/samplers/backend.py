@@ -7,15 +7,27 @@ all backends. A backend has no state that could change a result.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
-
-from maml_rl.envs.meta_env import EnvDescription, SlotCounts, Task
-from maml_rl.episode.task_episodes import TaskEpisodes
-from maml_rl.profiling import StageTimer
-from maml_rl.samplers.phase import Phase
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
+    from maml_rl.envs.meta_env import EnvDescription, SlotCounts, Task
+    from maml_rl.episode.task_episodes import TaskEpisodes
+    from maml_rl.profiling import StageTimer
+    from maml_rl.samplers.phase import Phase
     from maml_rl.samplers.remote_store import RemoteBatch, RemoteStore
+
+
+class ClosesAtExit:
+    """Is closed at the end of a `with` block, however the block ended."""
+
+    def close(self) -> Any:
+        """End all workers."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 class RolloutBackend(ABC):

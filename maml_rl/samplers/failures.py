@@ -118,6 +118,8 @@ class Failed:
         in_slots: those of a `TaskError`, counted over all workers.
         in_tasks: those of a `NonFiniteError`.
         of_env: whether the environment raised, and not the policy or the algorithm.
+        cannot_load: whether its machine lacks what environment or policy need, so that another may do better.
+        difference: between its machine's code and the driver's, in words; "" if there is none.
     """
 
     generation: int
@@ -131,6 +133,8 @@ class Failed:
     in_slots: tuple[tuple[int, str], ...] = ()
     in_tasks: tuple[int, ...] = ()
     of_env: bool = True
+    cannot_load: bool = False
+    difference: str = ""
 
     def place(self, preposition: str) -> str:
         """Return its slot and its task in words, as far as they are known: " in slot 3 with the task ..."."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any, TypeVar, Unpack
 
 import gymnasium
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from maml_rl.arguments import check_count
@@ -24,14 +26,12 @@ from maml_rl.machine import single_threaded
 from maml_rl.policies import Policy, as_policy
 from maml_rl.policies.policy import check_parameters
 from maml_rl.profiling import NULL_TIMER, StageTimer
-from maml_rl.samplers.backend import RolloutBackend
-from maml_rl.samplers.closing import ClosesAtExit
+from maml_rl.samplers.backend import ClosesAtExit, RolloutBackend
 from maml_rl.samplers.env_recipe import maker_of, placed
 from maml_rl.samplers.failures import describe_env
 from maml_rl.samplers.make_backend import choose, make_backend
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.policy_copies import PolicyAt
-from maml_rl.samplers.rollout.carried_memory import try_memory
+from maml_rl.samplers.rollout.actor import try_memory
 from maml_rl.samplers.rollout.recomputing import log_probs_of, memory_of
 from maml_rl.seeding import NamedStreams, PhaseStreams, Purpose, StreamKey, check_seed, generator
 from maml_rl.spaces import require_numbers
@@ -259,7 +259,8 @@ class PhaseSampler(ClosesAtExit):
         backend = make_backend(self.placement, self._recipe, policy, self.slots_per_task, batch_size)
         self._workers = Supervised(backend, self.slots_per_task)
         self.policy, self.baseline = policy, baseline
-        self._acting_policy = PolicyAt(self.placement.device)
+        # The policy, and its copy on the device where it acts.
+        self._copied: tuple[Policy, Policy] | None = None
         self._streams: NamedStreams | None = None
         self.iteration, self.phase = -1, 0
         self._reset_memory = reset_memory_each_episode
@@ -435,7 +436,7 @@ class PhaseSampler(ClosesAtExit):
             raise ValueError(f"{describe_env(self._recipe.env)} has no time limit; pass max_episode_steps")
         return Phase(
             tuple(tasks),
-            self._acting_policy(self.policy),
+            self._acting_policy(),
             params,
             streams,
             per_task,
@@ -444,6 +445,23 @@ class PhaseSampler(ClosesAtExit):
             deterministic,
             self.slots_per_task,
         )
+
+    def _acting_policy(self) -> Policy:
+        """Return the policy on the device where it acts: itself if it is there, else a copy of its present parameters.
+
+        The copy is the same object as long as it is the same policy.
+        """
+        policy, device = self.policy, torch.device(self.placement.device)
+        if next((param.device.type for param in policy.parameters()), None) in (None, device.type):
+            return policy
+        if self._copied is None or self._copied[0] is not policy:
+            self._copied = policy, copy.deepcopy(policy).to(device)
+        there = self._copied[1]
+        with torch.no_grad():
+            copies, originals = (*there.parameters(), *there.buffers()), (*policy.parameters(), *policy.buffers())
+            for ours, theirs in zip(copies, originals, strict=True):
+                ours.copy_(theirs)
+        return there
 
     def interrupt(self, *, now: bool) -> None:
         """Make the thread that samples end with an error, and any later attempt, too; any thread may call this.

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from maml_rl.policies import Policy
-from maml_rl.samplers.importing import pickled, pickled_for_workers
+from maml_rl.samplers.env_recipe import pickled, pickled_for_workers
 
 _TOP_LEVEL = 'use functions and classes that a module defines at its top level, or inference="central"'
 
@@ -28,27 +28,6 @@ def take_state(policy: Policy, state: Mapping[str, NDArray[Any]]) -> None:
         for name, tensor in (*policy.named_parameters(), *policy.named_buffers()):
             # The arrays may be read-only, which tensors cannot be.
             tensor.copy_(torch.tensor(state[name]))
-
-
-class PolicyAt:
-    """Policies on the device where they act: themselves if they are there, else a copy of the newest."""
-
-    def __init__(self, device: str) -> None:
-        self._device = torch.device(device)
-        self._copied: tuple[Policy, Policy] | None = None
-
-    def __call__(self, policy: Policy) -> Policy:
-        """Return a policy with its present parameters, the same object as long as it is the same policy."""
-        if next((param.device.type for param in policy.parameters()), None) in (None, self._device.type):
-            return policy
-        if self._copied is None or self._copied[0] is not policy:
-            self._copied = policy, copy.deepcopy(policy).to(self._device)
-        there = self._copied[1]
-        with torch.no_grad():
-            copies, originals = (*there.parameters(), *there.buffers()), (*policy.parameters(), *policy.buffers())
-            for ours, theirs in zip(copies, originals, strict=True):
-                ours.copy_(theirs)
-        return there
 
 
 def require_loadable(policy: Policy, start_method: str | None) -> None:

@@ -19,7 +19,7 @@ from maml_rl.envs.meta_env import Task
 from maml_rl.errors import NonFiniteError
 from maml_rl.policies import as_policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
-from maml_rl.samplers.closing import ClosesAtExit
+from maml_rl.samplers.backend import ClosesAtExit
 from maml_rl.samplers.phase_sampler import PhaseSampler
 from maml_rl.seeding import PhaseStreams, Purpose, StreamKey, check_seed
 

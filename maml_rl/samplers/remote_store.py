@@ -6,6 +6,7 @@ worker can carry out any request: one without the block samples it first, which 
 
 from __future__ import annotations
 
+import copyreg
 import io
 import itertools
 import pickle
@@ -106,34 +107,6 @@ class RemoteBatch:
         return slice(parts[0].start * per_task, parts[-1].stop * per_task), tasks
 
 
-class _Block:
-    """A block of a batch while it is sampled, phase after phase, with the policy of the worker."""
-
-    def __init__(self, batch: RemoteBatch, block: int, policy: Policy) -> None:
-        self._batch, self._policy, tasks = batch, policy, batch.tasks_of(block)
-        self._first = batch.phase.of_tasks(tasks)
-        chunks = [batch.chunks[index] for index in batch.blocks[block]]
-        self._chunks = tuple(slice(each.start - tasks.start, each.stop - tasks.start) for each in chunks)
-        baseline = None if batch.baseline is None else batch.baseline.apart()
-        self.inner = InnerPhases(batch.plan, policy, baseline)
-
-    @property
-    def next_phase(self) -> Phase:
-        """The next phase."""
-        streams = self._first.streams
-        streams = streams._replace(phase=streams.phase + len(self.inner.phases))
-        return replace(self._first, policy=self._policy, params=self.inner.params, streams=streams)
-
-    def take(self, episodes: TaskEpisodes) -> None:
-        """Process the episodes of the next phase."""
-        episodes.horizon, episodes.chunks = self._first.horizon, self._chunks
-        episodes.first_task = self._first.streams.first_task
-        if self._batch.record_log_probs:
-            # A policy with a memory samples trials, in one slot each.
-            episodes.log_probs = log_probs_of(self._policy, self.inner.params, episodes, 1)
-        self.inner.take(episodes)
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
     """The work of a worker on some blocks of a batch.
@@ -177,7 +150,7 @@ class KeptBlocks:
         # By number, objects that this worker has received.
         self._received: dict[int, Any] = {}
         self._stores: dict[int, LocalStore] = {}
-        self._begun: dict[int, _Block] = {}
+        self._begun: dict[int, InnerPhases] = {}
 
     def carry_out(self, request: Request) -> dict[int, Any]:
         """Return the result for each block of a request.
@@ -187,10 +160,10 @@ class KeptBlocks:
         if request.batch.number != self._batch_number:
             self.forget()
             self._batch_number = request.batch.number
-        batch: RemoteBatch = self._of(request.batch)
+        batch: RemoteBatch = self._object(request.batch)
         if request.call is not None:
-            function, arguments, join = self._loaded(request.call, keep=False)
-            given = [self._loaded(argument) if isinstance(argument, Reference) else argument for argument in arguments]
+            function, arguments, join = self._object(request.call, keep=False)
+            given = [self._object(argument) if isinstance(argument, Reference) else argument for argument in arguments]
         replies: dict[int, Any] = {}
         for block in request.blocks:
             replies[block] = self._advance(batch, block, request.sampled)
@@ -205,13 +178,22 @@ class KeptBlocks:
             return None
         if number not in self._begun:
             take_state(self._policy, batch.state)
-            self._begun[number] = _Block(batch, number, self._policy)
-        block = self._begun[number]
-        inner = block.inner
+            baseline = None if batch.baseline is None else batch.baseline.apart()
+            self._begun[number] = InnerPhases(batch.plan, self._policy, baseline)
+        inner, tasks = self._begun[number], batch.tasks_of(number)
+        first = batch.phase.of_tasks(tasks)
         while not inner.is_over:
             if sampled is not None and len(inner.phases) >= sampled:
                 return inner.params
-            block.take(self._sample(block.next_phase))
+            streams = first.streams._replace(phase=first.streams.phase + len(inner.phases))
+            episodes = self._sample(replace(first, policy=self._policy, params=inner.params, streams=streams))
+            episodes.horizon, episodes.first_task = first.horizon, first.streams.first_task
+            chunks = [batch.chunks[index] for index in batch.blocks[number]]
+            episodes.chunks = tuple(slice(each.start - tasks.start, each.stop - tasks.start) for each in chunks)
+            if batch.record_log_probs:
+                # A policy with a memory samples trials, in one slot each.
+                episodes.log_probs = log_probs_of(self._policy, inner.params, episodes, 1)
+            inner.take(episodes)
         del self._begun[number]
         earlier = sum(store.num_chunks for store in self._stores.values())
         self._stores[number] = LocalStore(
@@ -219,39 +201,35 @@ class KeptBlocks:
         )
         return None
 
-    def _of(self, reference: Reference, *, keep: bool = True) -> Any:
+    def _object(self, reference: Reference, *, keep: bool = True) -> Any:
+        """Return the object of a reference, which may be of a module that this machine lacks."""
         if reference.number in self._received:
             return self._received[reference.number]
-        value = self._get(reference)
-        if keep:
-            self._received[reference.number] = value
-        return value
-
-    def _loaded(self, reference: Reference, *, keep: bool = True) -> Any:
-        """Return part of a learner, whose module this machine may lack."""
         try:
-            return self._of(reference, keep=keep)
+            value = self._get(reference)
         except ImportError as error:
             raise ConfigError(
                 f"the algorithm cannot be loaded where its episodes are ({explain(error)}); install its module on all "
                 "nodes, or send it along with a runtime_env (docs/scaling.md), or use update: driver"
             ) from None
+        if keep:
+            self._received[reference.number] = value
+        return value
 
 
 def pickle_tensors(value: Any) -> bytes:
     """Return something as bytes for or from another process, tensors as arrays, which take a fifth of the time."""
     file = io.BytesIO()
-    _TensorPickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
+    pickler = pickle.Pickler(file, pickle.HIGHEST_PROTOCOL)
+    pickler.dispatch_table = {**copyreg.dispatch_table, Tensor: _reduced}
+    pickler.dump(value)
     return file.getvalue()
 
 
-class _TensorPickler(pickle.Pickler):
-    def reducer_override(self, value: Any) -> Any:
-        # Others have strides, or types that arrays lack.
-        plain = type(value) is Tensor and value.is_cpu and not value.requires_grad and value.is_contiguous()
-        if plain and value.dtype in _ARRAY_TYPES:
-            return torch.from_numpy, (value.numpy(),)
-        return NotImplemented
+def _reduced(tensor: Tensor) -> Any:
+    # Others have strides, or types that arrays lack.
+    plain = tensor.is_cpu and not tensor.requires_grad and tensor.is_contiguous() and tensor.dtype in _ARRAY_TYPES
+    return (torch.from_numpy, (tensor.numpy(),)) if plain else tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
 
 
 class RemoteStore(EpisodeStore):

@@ -152,33 +152,31 @@ class ReportingEnv(MetaVectorWrapper):
         self._steps[index] += 1
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
-        if not self._by_slot:
-            with self._guard:
-                try:
-                    received = self.env.step_recv(timeout, indices)
-                except BaseException:
-                    if (slot := int(self._slots[self._index])) >= 0:
-                        self._progress[self._index] -= self._began[slot]
-                    raise
-            if np.count_nonzero(restarted := self.buffers.restarted):
-                self._began[restarted] = self._steps[0]
-            return received
-        self._report(int(self._progress[self._index]))
+        if self._by_slot:
+            self._report(int(self._progress[self._index]))
         with self._guard:
             try:
                 received = self.env.step_recv(timeout, indices)
             except BaseException:
-                slot = int(self._slots[self._index])
-                if slot >= 0:
-                    # Its last step was counted when it was sent.
-                    self._progress[self._index] = self._steps[slot] - 1 if self._steps[slot] > 0 else IN_RESET
+                if (slot := int(self._slots[self._index])) >= 0:
+                    self._progress[self._index] = self._step_of(slot)
                 raise
+        if not self._by_slot:
+            if np.count_nonzero(restarted := self.buffers.restarted):
+                self._began[restarted] = self._steps[0]
+            return received
         if (counts := self.env.slot_counts()) is not None:
             self._counts[self._index] = astuple(counts)
         for slot in received:
             if self._steps[slot] < 0 or self.buffers.restarted[slot]:
                 self._steps[slot] = 0
         return received
+
+    def _step_of(self, slot: int) -> int:
+        """Return how many steps of its episode a slot had behind it when the latest was sent, or that it is reset."""
+        if not self._by_slot:
+            return int(self._progress[self._index] - self._began[slot])
+        return self._steps[slot] - 1 if self._steps[slot] > 0 else IN_RESET
 
     def _report(self, steps: int) -> None:
         if self._generations[0] != self._generation:

@@ -15,7 +15,7 @@ from torch.distributions import Bernoulli, Categorical, Distribution, Independen
 from maml_rl import MAMLTRPO, LinearFeatureBaseline, MultiTaskSampler, adapt
 from maml_rl.envs.global_generators import KeptGenerators
 from maml_rl.policies import CategoricalMLPPolicy, MultiCategorical, NormalMLPPolicy, as_policy
-from maml_rl.samplers.rollout.carried_memory import try_memory
+from maml_rl.samplers.rollout.actor import try_memory
 from tests.synthetic import different_params, make_episodes, randn
 
 OBSERVATIONS = spaces.Box(-1.0, 1.0, (3,))

@@ -314,7 +314,7 @@ def test_request_for_fewer_phases_returns_the_parameters_of_the_next(kept: Any) 
     hosts.replace(0)
     (host,) = hosts.hosts
     (params,) = host.carry_out(Request(batch._reference, (1,), sampled=1)).values()
-    assert len(host._begun[1].inner.phases) == 1
+    assert len(host._begun[1].phases) == 1
     assert {name: value.shape[0] for name, value in params.items()} == dict.fromkeys(
         params, len(range(NUM_TASKS)[batch._batch.tasks_of(1)])
     )

@@ -6,8 +6,10 @@ in one transfer a step, through pinned memory.
 
 import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -18,15 +20,16 @@ from maml_rl.policies import Memory, Policy
 from maml_rl.policies.distributions import middle_of
 from maml_rl.policies.policy import greedy, perform
 from maml_rl.samplers.phase import Phase, task_ranges
-from maml_rl.samplers.rollout.carried_memory import check_carried_memory, chosen, initial_memory
 from maml_rl.samplers.rollout.recorder import SlotIndex, numbers_of
+from maml_rl.spaces import array_layout
 
+# Slots of the trial call: an unusual number, so that a wrong axis shows.
+_TRIED = 3
 # Noise is drawn for as many steps at once as take this many blocks of four numbers: enough to amortize the call,
 # little enough to stay in the cache.
 _BLOCKS_PER_SPAN = 16_384
-# Spans that are kept where slots step together, of a wave and a step, and where each slot is at a step of its own;
-# others are drawn again.
-_SPANS_KEPT, _SPANS_KEPT_BY_SLOT = 2, 32
+# Where each slot is at a step of its own; other spans are drawn again.
+_SPANS_KEPT = 32
 
 
 class EpisodeNoise:
@@ -39,21 +42,15 @@ class EpisodeNoise:
     def __init__(self, phase: Phase) -> None:
         self._phase, num_slots = phase, phase.own_slots.stop - phase.own_slots.start
         self._steps_per_span = max(1, _BLOCKS_PER_SPAN // max(1, num_slots * -(-phase.policy.noise_size // 4)))
-        # By wave and number.
-        self._spans: dict[tuple[int, int], NDArray[np.float32]] = {}
-        self._middle: NDArray[np.float32] | None = None
-        if phase.deterministic:
-            shape = num_slots, phase.policy.noise_size
-            self._middle = np.full(shape, middle_of(phase.policy.noise_kind), np.float32)
+        # Not of a method: in a circle of references it would outlive its last use.
+        self._span = lru_cache(_SPANS_KEPT)(partial(_draw, phase, self._steps_per_span))
 
     def rows(
         self, slots: SlotIndex, waves: int | NDArray[np.int64], steps: int | NDArray[np.int64]
     ) -> NDArray[np.float32]:
         """Return the noise of `slots` in their waves, before their steps, (len(slots), noise_size)."""
-        if self._middle is not None:
-            return self._middle[slots]
         if isinstance(waves, int) and isinstance(steps, int):
-            return self._at(waves, steps, _SPANS_KEPT)[slots]
+            return self._at(waves, steps)[slots]
         numbers, horizon = numbers_of(slots), self._phase.horizon
         waves, steps = np.broadcast_to(waves, len(numbers)), np.broadcast_to(steps, len(numbers))
         rows = np.zeros((len(numbers), self._phase.policy.noise_size), np.float32)
@@ -61,31 +58,29 @@ class EpisodeNoise:
         for place in np.unique((waves * horizon + steps)[steps < horizon]).tolist():
             wave, step = divmod(place, horizon)
             chosen = (waves == wave) & (steps == step)
-            rows[chosen] = self._at(wave, step, _SPANS_KEPT_BY_SLOT)[numbers[chosen]]
+            rows[chosen] = self._at(wave, step)[numbers[chosen]]
         return rows
 
-    def _at(self, wave: int, step: int, num_kept: int) -> NDArray[np.float32]:
-        """Return the noise of all slots in one step of a wave, from a span of which `num_kept` are kept."""
+    def _at(self, wave: int, step: int) -> NDArray[np.float32]:
+        """Return the noise of all slots in one step of a wave."""
         span, offset = divmod(step, self._steps_per_span)
-        if (wave, span) not in self._spans:
-            while len(self._spans) >= num_kept:
-                del self._spans[min(self._spans)]
-            start = span * self._steps_per_span
-            stop = min(start + self._steps_per_span, self._phase.horizon)
-            self._spans[wave, span] = self._draw(wave, range(start, stop))
-        rows: NDArray[np.float32] = self._spans[wave, span][offset]
+        rows: NDArray[np.float32] = self._span(wave, span)[offset]
         return rows
 
-    def _draw(self, wave: int, steps: range) -> NDArray[np.float32]:
-        """Return the noise of a span of steps of a wave, (len(steps), slots, noise_size)."""
-        phase, parts = self._phase, []
-        first, size = wave * phase.per_task, phase.policy.noise_size
-        for tasks, places in task_ranges(phase.own_slots, phase.per_task):
-            streams = phase.streams._replace(first_task=phase.streams.first_task + tasks.start)
-            num_tasks, episodes = tasks.stop - tasks.start, range(first + places.start, first + places.stop)
-            noise = streams.action_noise(phase.policy.noise_kind, num_tasks, episodes, steps, size)
-            parts.append(noise.reshape(len(steps), num_tasks * len(episodes), size))
-        return np.concatenate(parts, 1)
+
+def _draw(phase: Phase, steps_per_span: int, wave: int, span: int) -> NDArray[np.float32]:
+    """Return the noise of a span of steps of a wave, (steps, slots, noise_size)."""
+    first, size, start = wave * phase.per_task, phase.policy.noise_size, span * steps_per_span
+    steps, parts = range(start, min(start + steps_per_span, phase.horizon)), []
+    if phase.deterministic:
+        num_slots = phase.own_slots.stop - phase.own_slots.start
+        return np.full((len(steps), num_slots, size), middle_of(phase.policy.noise_kind), np.float32)
+    for tasks, places in task_ranges(phase.own_slots, phase.per_task):
+        streams = phase.streams._replace(first_task=phase.streams.first_task + tasks.start)
+        num_tasks, episodes = tasks.stop - tasks.start, range(first + places.start, first + places.stop)
+        noise = streams.action_noise(phase.policy.noise_kind, num_tasks, episodes, steps, size)
+        parts.append(noise.reshape(len(steps), num_tasks * len(episodes), size))
+    return np.concatenate(parts, 1)
 
 
 # A tensor may begin wherever its largest number may.
@@ -351,3 +346,61 @@ def phase_parameters(
     if policy.has_memory:
         return shared, False
     return {name: value.expand(num_tasks, *value.shape) for name, value in shared.items()}, True
+
+
+def initial_memory(policy: Policy, grid: tuple[int, int], device: torch.device) -> Memory:
+    """Return the memory of a grid (M, S) of slots at the start of their trials, tensors (M, S, ...)."""
+    memory = policy.initial_memory(grid[0] * grid[1])
+    return tuple(tensor.detach().to(device).unflatten(0, grid) for tensor in memory)
+
+
+def check_carried_memory(policy: Policy, memory: Memory, expected: Memory) -> None:
+    """Refuse a memory of other shapes or types than expected."""
+    if len(memory) == len(expected) and all(
+        one.shape == other.shape and one.dtype == other.dtype for one, other in zip(memory, expected, strict=True)
+    ):
+        return
+    raise ValueError(
+        f"{policy.class_name} returned {_shapes(memory)}, got {_shapes(expected)}; return "
+        "tensors of the same shapes and types from act"
+    )
+
+
+def chosen(where: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """Return the rows of `new` where `where` (M, S) is true, and those of `old` elsewhere, (M, S, ...)."""
+    return torch.where(where.reshape(*where.shape, *(1,) * (old.dim() - where.dim())), new, old)
+
+
+def try_memory(policy: Policy, observation_space: gymnasium.Space[Any]) -> None:
+    """Refuse a policy with a memory of the wrong shape, before a phase is sampled."""
+    memory = policy.initial_memory(_TRIED)
+    if not isinstance(memory, tuple) or any(
+        not isinstance(tensor, Tensor) or tensor.shape[:1] != (_TRIED,) for tensor in memory
+    ):
+        shown = _shapes(memory) if isinstance(memory, tuple) else f"a {type(memory).__name__}"
+        raise ValueError(
+            f"initial_memory({_TRIED}) of {policy.class_name} returned {shown}; return a tuple of tensors of the "
+            f"shape ({_TRIED}, ...), one row for each slot"
+        )
+    # An external policy must not be called with zeros.
+    if not memory or policy.told_who_acts:
+        return
+    shape, dtype = array_layout(observation_space)
+    zeros = np.zeros(shape, dtype)
+    if isinstance(observation_space, gymnasium.spaces.Discrete):
+        zeros = zeros + observation_space.start
+    elif isinstance(observation_space, gymnasium.spaces.Box):
+        zeros = zeros.clip(observation_space.low, observation_space.high)
+    with torch.inference_mode():
+        before = tuple(tensor.unsqueeze(0) for tensor in memory)
+        rows = torch.from_numpy(np.broadcast_to(zeros, (1, _TRIED, *shape)).copy()).to(before[0].device)
+        noise = torch.full((1, _TRIED, policy.noise_size), 0.5, device=before[0].device)
+        _, after = policy.act(rows, noise, before)
+    check_carried_memory(policy, after, before)
+
+
+def _shapes(memory: Any) -> str:
+    if not memory:
+        return "no memory"
+    shapes = [f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in memory]
+    return f"the shape {shapes[0]}" if len(shapes) == 1 else f"the shapes ({', '.join(shapes)})"

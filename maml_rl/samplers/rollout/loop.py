@@ -4,6 +4,7 @@ Every placement runs this loop: this process for all slots, a child process and 
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 import numpy as np
 import torch
@@ -208,14 +209,9 @@ class _Loop:
             if indices:
                 yield np.asarray(indices, np.intp), indices
             return
-        if len(indices) == 1:
-            yield parts[indices[0]], indices
-            return
-        members: list[int] = []
-        for index in sorted(indices):
-            if members and parts[members[-1]].stop != parts[index].start:
-                yield slice(parts[members[0]].start, parts[members[-1]].stop), members
-                members = []
+        ordered, members = sorted(indices), list[int]()
+        for index, following in zip_longest(ordered, ordered[1:]):
             members.append(index)
-        if members:
-            yield slice(parts[members[0]].start, parts[members[-1]].stop), members
+            if following is None or parts[index].stop != parts[following].start:
+                yield slice(parts[members[0]].start, parts[index].stop), members
+                members = []

@@ -9,9 +9,7 @@ import pytest
 from maml_rl.config.placement import Placement
 from maml_rl.errors import ChildEnvError, ChildEnvTimeout
 from maml_rl.samplers.work import scheduler as scheduler_module
-from maml_rl.samplers.work import unit as unit_module
-from maml_rl.samplers.work.scheduler import Limits, Losses, Scheduler
-from maml_rl.samplers.work.unit import Unit, Worker
+from maml_rl.samplers.work.scheduler import Limits, Scheduler, Unit, Worker
 
 
 class FakeWorker(Worker):
@@ -83,8 +81,7 @@ def test_assigning_looks_at_each_worker_a_few_times_for_any_number_of_units(idle
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, as a list of one number."""
     time = [100.0]
-    for module in (scheduler_module, unit_module):
-        monkeypatch.setattr(module, "monotonic", lambda: time[0])
+    monkeypatch.setattr(scheduler_module, "monotonic", lambda: time[0])
     return time
 
 
@@ -220,19 +217,6 @@ def test_what_is_left_of_a_phase_that_ends_early_is_abandoned() -> None:
     scheduler.end([worker])
     assert all(unit.done for unit in units)
     assert (worker.abandoned, len(scheduler.waiting), len(scheduler.open)) == (1, 0, 0)
-
-
-def test_losses_are_counted_apart_and_from_zero_again() -> None:
-    losses = Losses(Limits(Placement(max_restarts=1)))
-    assert losses.note("one", "a") is None
-    assert losses.note("other", "b") is None
-    assert losses.worst() is None
-    assert losses.note("one", "c") == ["a", "c"]
-    assert losses.worst() == ("one", ["a", "c"])
-    losses.forget("one")
-    assert (losses.worst(), losses.note("one", "d"), losses.note("other", "e")) == (None, None, ["b", "e"])
-    losses.forget()
-    assert losses.note("other", "f") is None
 
 
 def test_limits_for_more_than_a_call_are_as_long_as_a_busy_machine_needs() -> None:

@@ -18,9 +18,8 @@ from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
-from maml_rl.samplers.env_recipe import pickled_recipe
+from maml_rl.samplers.env_recipe import pickled, pickled_recipe
 from maml_rl.samplers.episode_arrays import EpisodeArrays, Layout
-from maml_rl.samplers.importing import pickled
 from maml_rl.samplers.in_process import VectorEnvBackend
 from maml_rl.samplers.phase import UNITS_PER_WORKER, Phase, count_busiest, slots_together, units_of
 from maml_rl.samplers.policy_copies import pickle_policy, require_loadable
@@ -30,7 +29,7 @@ from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
 from maml_rl.samplers.work.child.messages import Command, encode
 from maml_rl.samplers.work.child.shared_buffers import PhasePlan, SharedPhase
 from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
-from maml_rl.samplers.work.unit import Unit
+from maml_rl.samplers.work.scheduler import Unit
 
 # Units are faster where the busiest worker's environments take this much longer than the mean.
 _UNEVEN_SECONDS, _UNEVEN_FRACTION = 0.2, 0.2

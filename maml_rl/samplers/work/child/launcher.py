@@ -192,16 +192,8 @@ class ChildProcess:
         return code
 
 
-class _ServerGoneError(ChildEnvError):
-    """The fork server died or hangs, and has been ended; the message says which.
-
-    Attributes:
-        remedy: in words.
-    """
-
-    def __init__(self, cause: str, remedy: str) -> None:
-        super().__init__(cause)
-        self.remedy = remedy
+class _ServerGoneError(Exception):
+    """The fork server died or hangs; its arguments say which, and the remedy."""
 
 
 class Launcher:
@@ -232,8 +224,9 @@ class Launcher:
             return self._launch()
         except _ServerGoneError as error:
             what = f"the fork server, which starts the workers, was lost {self._limits.losses + 1} times in a row"
-            remedies = error.remedy, "use start_method='spawn', which needs no server"
-            raise ChildEnvError(self._limits.too_often(what, [str(error)], remedies)) from error
+            cause, remedy = error.args
+            remedies = remedy, "use start_method='spawn', which needs no server"
+            raise ChildEnvError(self._limits.too_often(what, [cause], remedies)) from error
         except OSError as error:
             raise ChildEnvError(
                 f"no child process could be started: {error}; close other processes, or use fewer workers"

@@ -106,19 +106,13 @@ class Channel:
             raise EOFError("the other end is closed")
         self._bytes += data
         messages = []
-        while (payload := self._next_payload()) is not None:
-            messages.append(pickle.loads(payload))
+        while len(self._bytes) >= _HEADER.size:
+            end = _HEADER.size + int(_HEADER.unpack_from(self._bytes)[0])
+            if len(self._bytes) < end:
+                break
+            messages.append(pickle.loads(self._bytes[_HEADER.size : end]))
+            del self._bytes[:end]
         return messages
-
-    def _next_payload(self) -> bytes | None:
-        if len(self._bytes) < _HEADER.size:
-            return None
-        end = _HEADER.size + int(_HEADER.unpack_from(self._bytes)[0])
-        if len(self._bytes) < end:
-            return None
-        payload = bytes(self._bytes[_HEADER.size : end])
-        del self._bytes[:end]
-        return payload
 
     def close(self) -> None:
         """Close this end."""

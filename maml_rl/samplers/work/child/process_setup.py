@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import parent_process, spawn
 from typing import Any, NamedTuple, NoReturn
 
-from maml_rl.samplers.importing import main_is_importable
+from maml_rl.samplers.env_recipe import main_is_importable
 
 with suppress(ImportError):
     import fcntl  # Windows has none, and no children.

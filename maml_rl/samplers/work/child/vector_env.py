@@ -20,7 +20,7 @@ from maml_rl.envs.make_env import Recipe
 from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, Seeds, SlotCounts, Task, slot_seeds
 from maml_rl.envs.tasks import require_one_each
 from maml_rl.errors import ChildEnvError, ChildLost
-from maml_rl.samplers.closing import ClosesAtExit
+from maml_rl.samplers.backend import ClosesAtExit
 from maml_rl.samplers.env_recipe import pickled_recipe, placed
 from maml_rl.samplers.failures import describe_env, describe_slots
 from maml_rl.samplers.phase import split_slots
@@ -308,7 +308,6 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
 
     def close_extras(self, **kwargs: Any) -> None:
         """End all workers: ask, then terminate, then kill."""
-        self.pool.stop(_CLOSE_SECONDS)
         self._finalizer()
 
     def settle(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 from time import monotonic
@@ -23,8 +24,7 @@ from maml_rl.samplers.failures import (
 )
 from maml_rl.samplers.work.child.messages import Channel, Command, Done, Reply, encode
 from maml_rl.samplers.work.child.shared_buffers import SharedProgress
-from maml_rl.samplers.work.scheduler import Limits, Losses, Scheduler
-from maml_rl.samplers.work.unit import Unit, Worker
+from maml_rl.samplers.work.scheduler import Limits, Scheduler, Unit, Worker
 from maml_rl.samplers.worker_progress import FIRST_ACTIVITY, IN_RESET, STARTING, Progress, describe_activity
 
 if TYPE_CHECKING:
@@ -194,7 +194,9 @@ class WorkerPool:
         self, launcher: Launcher, parts: Sequence[slice], env_name: str, limits: Limits, progress: SharedProgress
     ) -> None:
         self._launcher, self.parts, self._env_name = launcher, parts, env_name
-        self.limits, self._losses = limits, Losses(limits)
+        self.limits = limits
+        # Why workers were lost, by their indices, and by the units that they had.
+        self._losses: defaultdict[int | Unit, list[str]] = defaultdict(list)
         self._scheduler = Scheduler(limits, "workers", in_flight=1, steals=False)
         self.workers: list[ChildWorker | None] = [None] * len(parts)
         self.generation = 0
@@ -395,13 +397,13 @@ class WorkerPool:
 
     def start_phase(self) -> None:
         """Count the deaths of workers from zero."""
-        self._losses.forget()
+        self._losses.clear()
 
     def check_restarts(self) -> None:
         """Refuse to continue with a worker that keeps dying."""
-        if (worst := self._losses.worst()) is None:
+        key, causes = max(self._losses.items(), key=lambda lost: len(lost[1]), default=(0, []))
+        if len(causes) <= self.limits.losses:
             return
-        key, causes = worst
         self.stop(_GRACE_SECONDS)
         self.start_phase()
         if isinstance(key, Unit):
@@ -421,9 +423,9 @@ class WorkerPool:
         if not self._quiet:
             _log.warning("%s; a new worker will take its place", text)
         cause = f"{text}. {describe_stack(stack)}" if stack else text
-        self._losses.note(worker.index, cause)
+        self._losses[worker.index].append(cause)
         if worker.calls:
-            self._losses.note(worker.calls[0].unit, cause)
+            self._losses[worker.calls[0].unit].append(cause)
         self._scheduler.take_back(worker)
         return text
 

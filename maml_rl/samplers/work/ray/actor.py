@@ -10,7 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, NoReturn, Self
 
@@ -67,21 +67,6 @@ class Introduction:
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseData:
-    """A phase on its way through the object store, once for all actors.
-
-    Attributes:
-        phase: of all tasks, without policy and parameters.
-        state: the policy's own parameters and constants.
-        timed: whether to measure where the time goes.
-    """
-
-    phase: Phase
-    state: dict[str, NDArray[Any]]
-    timed: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Sampled:
     """What an actor has sampled.
 
@@ -128,21 +113,6 @@ class Job:
 
     number: int
     code: list[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Raised:
-    """A call has raised.
-
-    Attributes:
-        failure: what, and where.
-        cannot_load: whether its node lacks what environment or policy need, so that another may do better.
-        difference: between its code and the driver's, in words; "" if there is none.
-    """
-
-    failure: Failed
-    cannot_load: bool
-    difference: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +185,7 @@ class RolloutActor:
         """Carry out a call.
 
         Returns:
-            Its result, `Raised` if it raised, or None if the call was abandoned.
+            Its result, `Failed` if it raised, or None if the call was abandoned.
         """
         progress = self._progress
         with self._lock:
@@ -235,7 +205,7 @@ class RolloutActor:
         except BaseException as error:
             return self._raised(error, number, method)
 
-    def _raised(self, error: BaseException, number: int, method: str) -> Raised:
+    def _raised(self, error: BaseException, number: int, method: str) -> Failed:
         body = self._body
         if body is None:
             failure = failed(number, error, None, 0, (), describe_activity(int(self._progress.steps[0])))
@@ -247,7 +217,7 @@ class RolloutActor:
         cannot_load = body is None or (not body.has_made_env and fails_to_import)
         # Parts of an algorithm are loaded late: no other node would do better with the next.
         difference = str(error) if body is None and isinstance(error, _DifferentCodeError) else ""
-        return Raised(failure, cannot_load, difference)
+        return replace(failure, cannot_load=cannot_load, difference=difference)
 
     # Methods of the working thread.
 
@@ -264,14 +234,29 @@ class RolloutActor:
         """Draw tasks of the family."""
         return self._hosted(job)[1].any_slots().sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
 
-    def run(self, job: Job, data: PhaseData, params: dict[str, NDArray[Any]] | None, slots: slice) -> Sampled:
-        """Sample the episodes in a range of the slots of a phase, with the parameters of their tasks alone."""
+    def run(
+        self,
+        job: Job,
+        of_phase: tuple[Phase, dict[str, NDArray[Any]], bool],
+        params: dict[str, NDArray[Any]] | None,
+        slots: slice,
+    ) -> Sampled:
+        """Sample the episodes in a range of the slots of a phase.
+
+        Args:
+            job: whose.
+            of_phase: once for all actors: the phase without policy and parameters, the policy's own parameters and
+                constants, and whether to measure where the time goes.
+            params: of the tasks in the slots alone; None for the policy's own.
+            slots: which.
+        """
         policy, body = self._hosted(job)
-        take_state(policy, data.state)
+        phase, state, timed = of_phase
+        take_state(policy, state)
         # The store's arrays are read-only, which tensors cannot be.
         own = None if params is None else {name: torch.tensor(value) for name, value in params.items()}
-        unit = data.phase.unit(slots).with_policy(policy, own)
-        timer = StageTimer() if data.timed else NULL_TIMER
+        unit = phase.unit(slots).with_policy(policy, own)
+        timer = StageTimer() if timed else NULL_TIMER
         arrays = self._sample(body, unit, slots.start, timer)
         blocks = [arrays.view(*block) for block in unit.ranges()]
         horizon = unit.horizon

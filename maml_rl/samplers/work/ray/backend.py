@@ -20,16 +20,16 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.policies import Policy
 from maml_rl.profiling import NULL_TIMER, StageTimer
 from maml_rl.samplers.backend import RolloutBackend
+from maml_rl.samplers.env_recipe import pickled
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.failures import describe_env
-from maml_rl.samplers.importing import pickled
 from maml_rl.samplers.phase import UNITS_PER_WORKER, Phase, count_busiest, slots_together, units_of
 from maml_rl.samplers.policy_copies import pickle_policy, state_of
 from maml_rl.samplers.remote_store import Reference, RemoteBatch, RemoteStore, Request
 from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
-from maml_rl.samplers.work.ray.actor import Job, PhaseData, Sampled, Stored
+from maml_rl.samplers.work.ray.actor import Job, Sampled, Stored
 from maml_rl.samplers.work.ray.pool import RayPool
-from maml_rl.samplers.work.unit import Unit, Worker
+from maml_rl.samplers.work.scheduler import Unit, Worker
 
 # There are several units for each actor where a unit takes at least this long.
 _UNIT_SECONDS = 1.0
@@ -92,8 +92,7 @@ class RayBackend(RolloutBackend):
         self._pool.warn_of_unused_places(self._client, num_tasks)
         timed = timer is not NULL_TIMER
         with timer.stage("assembly"):
-            state = state_of(phase.policy)
-            data = self._pool.put(PhaseData(phase.without_policy(), state, timed))
+            data = self._pool.put((phase.without_policy(), state_of(phase.policy), timed))
             arrays = EpisodeArrays.zeros(EpisodeArrays.layout(slot, *phase.sizes))
             num_units = self.num_stores * self._units_per_actor
             together = slots_together(num_tasks, per_task, num_units)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ from maml_rl.config.placement import Layout, Placement
 from maml_rl.errors import ChildEnvError, ConfigError
 from maml_rl.samplers.failures import shorten
 from maml_rl.samplers.work.ray.connection import Connection, place_of
-from maml_rl.samplers.work.scheduler import Limits, Losses
 
 _log = logging.getLogger("maml_rl")
 
@@ -43,12 +43,6 @@ def places_on(resources: Mapping[str, float], asked: Mapping[str, float]) -> int
 def describe_asked(asked: Mapping[str, float]) -> str:
     """Return the requests of an actor, in words."""
     return " and ".join(f"{amount:g} {name}" for name, amount in asked.items())
-
-
-def options_of(asked: Mapping[str, float]) -> dict[str, Any]:
-    """Return the requests of an actor as Ray's options."""
-    options: dict[str, Any] = {argument: asked[name] for name, argument in _ARGUMENTS.items() if name in asked}
-    return {**options, "resources": {name: amount for name, amount in asked.items() if name not in _ARGUMENTS}}
 
 
 def require_layout(layout: Layout, number: int, places: Sequence[int], asked: Mapping[str, float]) -> None:
@@ -79,11 +73,6 @@ class Reserved:
     is_own: bool
 
     @classmethod
-    def make(cls, layout: Layout, number: int, asked: Mapping[str, float]) -> Reserved:
-        """Reserve places; actors that are placed there wait until all of them are free."""
-        return cls(ray.util.placement_group([dict(asked)] * number, strategy=layout), number, True)
-
-    @classmethod
     def around_this_process(cls, asked: Mapping[str, float]) -> Reserved | None:
         """Return the placement group that contains this process and so its actors, as in a trial of Ray Tune."""
         group, context = get_current_placement_group(), ray.get_runtime_context()
@@ -107,15 +96,6 @@ class Reserved:
         """Which one, in words."""
         return "the placement group of this " + ("run" if self.is_own else "process")
 
-    def strategy(self) -> PlacementGroupSchedulingStrategy:
-        """Return how an actor is placed in it."""
-        return PlacementGroupSchedulingStrategy(self.group)
-
-    def release(self) -> None:
-        """Give the places back, if they were reserved here."""
-        if self.is_own and ray.is_initialized():
-            ray.util.remove_placement_group(self.group)
-
 
 class RayCluster:
     """The places for the actors of one pool.
@@ -131,11 +111,11 @@ class RayCluster:
     """
 
     def __init__(self, placement: Placement) -> None:
-        self._placement, self._asked, self._limits = placement, placement.asked, Limits(placement)
+        self._placement, self._asked = placement, placement.asked
         self._places, self._warned, self._next_count, self._requested = 0, (-1, -1), 0.0, 0
         # Why this pool leaves out a node, by its id; and of each node the starts that failed since one did not.
         self._refused: dict[str, str] = {}
-        self._failed_starts = Losses(self._limits)
+        self._failed_starts: defaultdict[str, list[str]] = defaultdict(list)
         self._warnings: list[str] = []
         self._reserved: Reserved | None = None
         self.connection = Connection.join(placement)
@@ -162,9 +142,11 @@ class RayCluster:
 
     def actor_options(self) -> dict[str, Any]:
         """Return Ray's options of an actor: its requests, its possible places, and its runtime_env."""
-        options: dict[str, Any] = options_of(self._asked)
+        asked = self._asked
+        options: dict[str, Any] = {argument: asked[name] for name, argument in _ARGUMENTS.items() if name in asked}
+        options["resources"] = {name: amount for name, amount in asked.items() if name not in _ARGUMENTS}
         if self._reserved is not None:
-            options["scheduling_strategy"] = self._reserved.strategy()
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._reserved.group)
         else:
             without = f"!in({','.join(sorted(self._refused))})"
             options |= {
@@ -240,7 +222,9 @@ class RayCluster:
             return None
         assert number is not None
         require_layout(layout, number, places, self._asked)
-        return self.ask(lambda: Reserved.make(layout, number, self._asked))
+        # Actors that are placed there wait until all places are free.
+        bundles = [dict(self._asked)] * number
+        return Reserved(self.ask(lambda: ray.util.placement_group(bundles, strategy=layout)), number, True)
 
     def describe_cpus(self) -> str:
         """Return how many CPUs the cluster has, and how many are free, in words."""
@@ -253,8 +237,8 @@ class RayCluster:
         """Give up the places, and the connection."""
         reserved, self._reserved = self._reserved, None
         with suppress(Exception):
-            if reserved is not None:
-                self.ask(reserved.release)
+            if reserved is not None and reserved.is_own and ray.is_initialized():
+                self.ask(lambda: ray.util.remove_placement_group(reserved.group))
             if self._requested:
                 self._request(0)
         self.connection.leave()
@@ -267,7 +251,7 @@ class RayCluster:
 
     def note_start(self, node: str) -> None:
         """Note that an actor has started on a node."""
-        self._failed_starts.forget(node)
+        self._failed_starts.pop(node, None)
         self.warn()
 
     def note_failed_start(self, actor_id: str, cause: str) -> bool:
@@ -280,8 +264,9 @@ class RayCluster:
         if node and all(alive["NodeID"] != node for alive in self.nodes()):
             # It was not the actor that died, but its node, and no other will be placed there.
             return False
-        causes = self._failed_starts.note(node or "nowhere", cause)
-        if causes is None:
+        causes = self._failed_starts[node]
+        causes.append(cause)
+        if len(causes) <= self._placement.max_restarts:
             return False
         on = f" on the node {address}" if node else ""
         text = f"{len(causes)} Ray actors died while they started{on}; the last {cause}"

@@ -10,7 +10,7 @@ import itertools
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from math import inf
 from time import monotonic
@@ -23,14 +23,13 @@ from ray.util.metrics import Counter, Gauge
 from maml_rl.config.placement import Placement
 from maml_rl.errors import ChildEnvError, ChildLost, ConfigError
 from maml_rl.profiling import NULL_TIMER, StageTimer
-from maml_rl.samplers.failures import error_of, shorten
+from maml_rl.samplers.failures import Failed, error_of, shorten
 from maml_rl.samplers.work.ray.actor import (
     CODE_OF,
     SAME_CODE,
     Introduction,
     Job,
     Look,
-    Raised,
     RolloutActor,
     Stored,
     differing_version,
@@ -38,8 +37,7 @@ from maml_rl.samplers.work.ray.actor import (
 )
 from maml_rl.samplers.work.ray.cluster import RayCluster
 from maml_rl.samplers.work.ray.connection import last_line
-from maml_rl.samplers.work.scheduler import Limits, Scheduler
-from maml_rl.samplers.work.unit import Call, Unit, Worker
+from maml_rl.samplers.work.scheduler import Call, Limits, Scheduler, Unit, Worker
 from maml_rl.samplers.worker_progress import IN_UPDATE, LOADING, describe_activity
 
 _log = logging.getLogger("maml_rl")
@@ -70,7 +68,7 @@ class RayWorker(Worker):
 
     Args:
         index: which one, counted over all that were ever started.
-        make: makes the actor.
+        handle: Ray's.
         limits: see below.
 
     Attributes:
@@ -79,9 +77,9 @@ class RayWorker(Worker):
         next_look: when to look again.
     """
 
-    def __init__(self, index: int, make: Callable[[Any], Any], limits: Limits) -> None:
+    def __init__(self, index: int, handle: Any, limits: Limits) -> None:
         super().__init__()
-        self._handle, self._index, self.limits = make(_REMOTE), index, limits
+        self._handle, self._index, self.limits = handle, index, limits
         self.known: Introduction | None = None
         self.next_look = self._deadline = inf
         # A reference to the look that is on its way, and the last one that came.
@@ -334,19 +332,16 @@ class RayPool:
         """Start the actors that are missing."""
         while len(self.actors) < self._size:
             options, index = self.cluster.actor_options(), next(self._counted)
-
-            def make(remote: Any, options: dict[str, Any] = options) -> Any:
-                try:
-                    return self.cluster.ask(remote.options(**options).remote)
-                # What Ray refuses of a runtime_env.
-                except (ValueError, TypeError) as error:
-                    raise ConfigError(
-                        f"Ray cannot start actors with ray_runtime_env={options.get('runtime_env')}: "
-                        f"{last_line(error)}; give it to ray.init(runtime_env=...) of your code, or let the sampler "
-                        "connect this process"
-                    ) from None
-
-            actor = RayWorker(index, make, self._client.limits)
+            try:
+                handle = self.cluster.ask(_REMOTE.options(**options).remote)
+            # What Ray refuses of a runtime_env.
+            except (ValueError, TypeError) as error:
+                raise ConfigError(
+                    f"Ray cannot start actors with ray_runtime_env={options.get('runtime_env')}: "
+                    f"{last_line(error)}; give it to ray.init(runtime_env=...) of your code, or let the sampler "
+                    "connect this process"
+                ) from None
+            actor = RayWorker(index, handle, self._client.limits)
             self.actors.append(actor)
             actor.give(Unit("start", ()))
 
@@ -460,8 +455,8 @@ class RayPool:
                     while replies:
                         # The store keeps objects that are referred to.
                         unit, reply = replies.pop()
-                        if isinstance(reply, Raised):
-                            raise error_of([(str(unit.worker), reply.failure)], client.name)
+                        if isinstance(reply, Failed):
+                            raise error_of([(str(unit.worker), reply)], client.name)
                         self._units.inc(1.0, self._tags)
                         yield unit, reply
                         del reply
@@ -536,9 +531,9 @@ class RayPool:
             self._lose(actor, "hangs on the network" if isinstance(error, GetTimeoutError) else _first_line(error))
             return call, None
         actor.take_call()
-        if isinstance(reply, Raised) and reply.cannot_load:
+        if isinstance(reply, Failed) and reply.cannot_load:
             self._scheduler.put_back(call.unit)
-            self._cannot_load(actor, reply.failure.summary, reply.difference)
+            self._cannot_load(actor, reply.summary, reply.difference)
             return call, None
         if call.unit.method == "start":
             self._began(actor, reply)

@@ -16,8 +16,7 @@ from maml_rl.samplers.work.child import worker_pool
 from maml_rl.samplers.work.child.messages import Channel, Command, Done, Failed, encode
 from maml_rl.samplers.work.child.shared_buffers import SharedProgress, create_shared_file
 from maml_rl.samplers.work.child.worker_pool import WorkerPool, wait_for_ends
-from maml_rl.samplers.work.scheduler import Limits
-from maml_rl.samplers.work.unit import Unit
+from maml_rl.samplers.work.scheduler import Limits, Unit
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -151,7 +150,7 @@ def test_death_of_a_worker_that_is_started_again_is_logged_and_counted(
     pool, _ = pool
     pool.worker(0).process.is_dead = is_dead
     for _ in range(3):
-        pool._losses.note(0, "died before")
+        pool._losses[0].append("died before")
     too_often = pytest.raises(ChildEnvError, match="worker 0 of fake died 4 times in one phase")
     with too_often if is_dead else nullcontext():
         pool.launch(0)
@@ -287,7 +286,7 @@ def test_death_is_reported_once_and_logged_unless_the_workers_were_killed(
 def test_deaths_that_are_too_many_are_counted_anew_after_the_error(pool: Any) -> None:
     pool, _ = pool
     for number in range(4):
-        pool._losses.note(1, f"cause {number}")
+        pool._losses[1].append(f"cause {number}")
     with pytest.raises(ChildEnvError, match=r"worker 1 of fake died 4 times in one phase(.|\n)*cause 3"):
         pool.check_restarts()
     assert pool.living() == []

@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -18,10 +19,9 @@ from maml_rl.config.placement import Placement
 from maml_rl.errors import ChildEnvError, ChildLost, ConfigError
 from maml_rl.samplers.failures import Failed
 from maml_rl.samplers.work.ray import pool as ray_pool
-from maml_rl.samplers.work.ray.actor import Introduction, Look, Raised, own_versions
+from maml_rl.samplers.work.ray.actor import Introduction, Look, own_versions
 from maml_rl.samplers.work.ray.pool import Client, RayPool, RayWorker
-from maml_rl.samplers.work.scheduler import Limits
-from maml_rl.samplers.work.unit import Unit, Worker
+from maml_rl.samplers.work.scheduler import Limits, Unit, Worker
 from maml_rl.samplers.worker_progress import IN_RESET, IN_UPDATE
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(60)]
@@ -58,7 +58,9 @@ def pool_of(
 ) -> tuple[RayPool, Client, FakeConnection]:
     """Return a pool on nodes with these CPUs, its first sampler, and the connection."""
     connection = connect_to({node: {"CPU": float(number)} for node, number in cpus.items()}, monkeypatch)
-    monkeypatch.setattr(ray_pool, "RayWorker", lambda index, make, limits: Actor(index, limits))
+    handles = SimpleNamespace(options=lambda **options: SimpleNamespace(remote=lambda: None))
+    monkeypatch.setattr(ray_pool, "_REMOTE", handles)
+    monkeypatch.setattr(ray_pool, "RayWorker", lambda index, handle, limits: Actor(index, limits))
     monkeypatch.setattr(RayPool, "_pools", {})
     monkeypatch.setattr(ray, "put", lambda value: value)
     # Every place may be lost at once.
@@ -216,7 +218,7 @@ def test_node_that_cannot_import_the_engine_is_left_out_and_others_take_its_task
     pool._scheduler.assign(pool.actors)
     assert len(bad.calls) == 2
     failure = Failed(0, "ImportError", "no libGL", "", "ImportError: no libGL", None, None, "while loading")
-    monkeypatch.setattr(ray, "get", lambda *arguments, **options: Raised(failure, True))
+    monkeypatch.setattr(ray, "get", lambda *arguments, **options: replace(failure, cannot_load=True))
     assert pool._receive(bad)[1] is None
     assert set(pool._scheduler.waiting) == {units[1], units[3]}
     assert pool.actors == [good]
@@ -429,8 +431,8 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
         return SimpleNamespace(remote=lambda *arguments: told.append((name, *arguments)) or name)
 
     handle = SimpleNamespace(**{name: method(name) for name in ("carry_out", "look", "abandon")})
-    monkeypatch.setattr("maml_rl.samplers.work.unit.monotonic", lambda: 0.0)
-    worker: Any = RayWorker(0, lambda remote: handle, Limits(Placement(step_timeout=1.0)))
+    monkeypatch.setattr("maml_rl.samplers.work.scheduler.monotonic", lambda: 0.0)
+    worker: Any = RayWorker(0, handle, Limits(Placement(step_timeout=1.0)))
     worker.told = told
     return worker
 

@@ -15,11 +15,11 @@ from ray import cloudpickle
 from maml_rl.envs.make_env import Recipe
 from maml_rl.errors import ChildEnvError, RemoteError
 from maml_rl.policies import NormalMLPPolicy
-from maml_rl.samplers.failures import error_of
+from maml_rl.samplers.failures import Failed, error_of
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.policy_copies import state_of
 from maml_rl.samplers.work.body import Body
-from maml_rl.samplers.work.ray.actor import Job, PhaseData, Raised, RolloutActor, Sampled, Stored
+from maml_rl.samplers.work.ray.actor import Job, RolloutActor, Sampled, Stored
 from maml_rl.samplers.worker_progress import IN_RESET_TASK, IN_UPDATE, PhaseAbandonedError
 from maml_rl.seeding import PhaseStreams
 
@@ -43,20 +43,20 @@ def sampled(
     tasks = ({"goal": 1.0}, {"goal": 2.0})
     phase = Phase(tasks, policy, None, PhaseStreams(0, 0, 0), 1, 5).without_policy()
     actor = Probe()
-    data = PhaseData(phase, state_of(policy), timed=False)
-    return actor, actor.carry_out(0, "run", Job(0, [None]), data, None, slots)
+    of_phase = phase, state_of(policy), False
+    return actor, actor.carry_out(0, "run", Job(0, [None]), of_phase, None, slots)
 
 
 def test_policy_and_environment_that_raise_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     _, reply = sampled(Broken(2, 1, (4,)), monkeypatch)
-    assert isinstance(reply, Raised)
-    error = error_of([("an actor", reply.failure)], "faulty")
+    assert isinstance(reply, Failed)
+    error = error_of([("an actor", reply)], "faulty")
     assert isinstance(error, RemoteError)
     assert error.summary.startswith("ValueError in ")
     assert error.summary.endswith(": no actor")
     _, reply = sampled(NormalMLPPolicy(2, 1, (4,)), monkeypatch, fault="raise", place=2)
-    assert isinstance(error_of([("an actor", reply.failure)], "faulty"), ChildEnvError)
-    assert (reply.failure.doing, reply.cannot_load) == ("in step 2", False)
+    assert isinstance(error_of([("an actor", reply)], "faulty"), ChildEnvError)
+    assert (reply.doing, reply.cannot_load) == ("in step 2", False)
 
 
 def test_actor_that_computes_says_so_except_while_it_samples(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_every_call_begins_with_a_mark_of_its_own_before_the_first_step() -> Non
 
 def test_slot_and_steps_of_an_actor_are_those_of_the_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     actor, reply = sampled(NormalMLPPolicy(2, 1, (4,)), monkeypatch, slice(1, 2), fault="raise", place=0)
-    assert (reply.failure.doing, reply.failure.slot) == ("in step 0", 1)
+    assert (reply.doing, reply.slot) == ("in step 0", 1)
     actor._progress.steps[0] = 0
     look = actor.look(False)
     assert (look.steps, look.slot, look.task) == (0, 1, "{'goal': 2.0}")
@@ -119,7 +119,7 @@ def test_only_a_failed_import_before_the_environment_is_made_leaves_out_the_node
         raise ImportError("no libGL")
 
     reply = actor.carry_out(1, "probe", fail)
-    assert (reply.cannot_load, reply.difference, reply.failure.slot) == (True, "", None)
+    assert (reply.cannot_load, reply.difference, reply.slot) == (True, "", None)
     monkeypatch.setattr(Body, "compute", fail)
     assert not actor.carry_out(2, "work", Job(0, [None]), None).cannot_load
 
@@ -128,7 +128,7 @@ def test_environments_are_closed_after_an_error_and_by_request(monkeypatch: pyte
     closed: list[Body] = []
     monkeypatch.setattr(Body, "forget", lambda body: closed.append(body))
     _, reply = sampled(NormalMLPPolicy(2, 1, (4,)), monkeypatch, fault="leave", place=2)
-    assert (reply.failure.error, reply.failure.message) == ("SystemExit", "enough")
+    assert (reply.error, reply.message) == ("SystemExit", "enough")
     assert len(closed) == 1
     actor, _ = sampled(NormalMLPPolicy(2, 1, (4,)), monkeypatch)
     for number in (1, 2):
