@@ -170,15 +170,12 @@ def _carry_out(calls: Connection) -> None:
     with suppress(EOFError):
         while (call := calls.recv()) is not None:
             function, arguments = call
-            calls.send(_outcome(function, *arguments))
-
-
-def _outcome(function: Callable[..., Any], *arguments: Any) -> bytes | Exception:
-    try:
-        with UsersCode(lambda error: MamlRLError(explain(error)), (AssertionError, MamlRLError)):
-            return pickle.dumps(function(*arguments), pickle.HIGHEST_PROTOCOL)
-    except (AssertionError, MamlRLError) as error:
-        return error
+            try:
+                with UsersCode(lambda error: MamlRLError(explain(error)), (AssertionError, MamlRLError)):
+                    outcome: Any = pickle.dumps(function(*arguments), pickle.HIGHEST_PROTOCOL)
+            except (AssertionError, MamlRLError) as error:
+                outcome = error
+            calls.send(outcome)
 
 
 def _described(make_one: Callable[[], gymnasium.Env[Any, Any]]) -> tuple[gymnasium.Space[Any], Any]:
@@ -209,19 +206,6 @@ def _sampled(
         return [task_key(task) for task in tasks], sampler.rollout(tasks)
 
 
-def _expect_values_of_loop(
-    make_one: Callable[[], gymnasium.Env[Any, Any]], episodes: TaskEpisodes, seed: int, placement: str
-) -> list[str]:
-    """Expect that sampled episodes have the values of a loop, and return from which global generators it draws."""
-    seeds = PhaseStreams(seed, 0, 0).episode_seeds(_NUM_TASKS, range(_EPISODES))
-    slots_per_task = _PLACEMENTS[placement].get("slots_per_task", _EPISODES)
-    with closing(construct(make_one)[0]) as looped, KeptGenerators() as generators:
-        if not isinstance(looped.unwrapped, BatchOfOne):
-            seeds &= declarations(looped).seed_mask
-        _expect_equal(looped, generators, episodes, seeds, placement, slots_per_task)
-        return generators.drawn()
-
-
 def _placements(env: EnvMaker, render_mode: Any) -> Iterator[str]:
     """Yield the names of the placements that an environment allows."""
     for name, options in _PLACEMENTS.items():
@@ -235,41 +219,36 @@ def _placements(env: EnvMaker, render_mode: Any) -> Iterator[str]:
         yield name
 
 
-def _expect_equal(
-    env: gymnasium.Env[Any, Any],
-    generators: KeptGenerators,
-    episodes: TaskEpisodes,
-    seeds: NDArray[np.int64],
-    sampled: str,
-    slots_per_task: int,
-) -> None:
-    """Expect that episodes have the values of a loop over `env`.
+def _expect_values_of_loop(
+    make_one: Callable[[], gymnasium.Env[Any, Any]], episodes: TaskEpisodes, seed: int, placement: str
+) -> list[str]:
+    """Expect that sampled episodes have the values of a loop, and return from which global generators it draws.
 
-    Args:
-        env: one environment, which takes all tasks and episodes one after the other.
-        generators: of the process, from which it may draw.
-        episodes: M tasks, B episodes of each.
-        seeds: (M, B).
-        sampled: how, in words.
-        slots_per_task: how many environments sampled the episodes of a task.
+    One environment takes all tasks and episodes one after the other.
     """
+    seeds = PhaseStreams(seed, 0, 0).episode_seeds(_NUM_TASKS, range(_EPISODES))
+    slots_per_task = _PLACEMENTS[placement].get("slots_per_task", _EPISODES)
     kinds = {name: "step" if info.dim() == 3 else "episode" for name, info in episodes.infos.items()}
-    for task, own in enumerate(episodes):
-        generators.begin(key_of_task(episodes.tasks[task]))
-        find_method(env, "reset_task")(copy.deepcopy(episodes.tasks[task]))
-        for episode, seed in enumerate(seeds[task].tolist()):
-            actions = own.actions[: int(own.lengths[episode]), episode].numpy()
-            generators.seed(seed)
-            looped = _loop(env, seed, actions, episodes.horizon, kinds)
-            for (what, step, recorded), value in zip(_record(own, episode, kinds), looped, strict=True):
-                if difference := _difference(np.asarray(recorded), value):
-                    slot = task * slots_per_task + episode % slots_per_task
-                    raise AssertionError(
-                        f"sampled {sampled}, the {what} of slot {slot} (task {task}, episode {episode}, step {step}) "
-                        f"is {difference} in a plain loop; an episode may depend only on its task, seed and actions: "
-                        "look for state that outlives a reset, or that environments share, or for the order of a set "
-                        "of texts, which changes with PYTHONHASHSEED"
-                    )
+    with closing(construct(make_one)[0]) as env, KeptGenerators() as generators:
+        if not isinstance(env.unwrapped, BatchOfOne):
+            seeds &= declarations(env).seed_mask
+        for task, own in enumerate(episodes):
+            generators.begin(key_of_task(episodes.tasks[task]))
+            find_method(env, "reset_task")(copy.deepcopy(episodes.tasks[task]))
+            for episode, episode_seed in enumerate(seeds[task].tolist()):
+                actions = own.actions[: int(own.lengths[episode]), episode].numpy()
+                generators.seed(episode_seed)
+                looped = _loop(env, episode_seed, actions, episodes.horizon, kinds)
+                for (what, step, recorded), value in zip(_record(own, episode, kinds), looped, strict=True):
+                    if difference := _difference(np.asarray(recorded), value):
+                        slot = task * slots_per_task + episode % slots_per_task
+                        raise AssertionError(
+                            f"sampled {placement}, the {what} of slot {slot} (task {task}, episode {episode}, step "
+                            f"{step}) is {difference} in a plain loop; an episode may depend only on its task, seed "
+                            "and actions: look for state that outlives a reset, or that environments share, or for "
+                            "the order of a set of texts, which changes with PYTHONHASHSEED"
+                        )
+        return generators.drawn()
 
 
 def _record(episodes: BatchEpisodes, episode: int, kinds: Mapping[str, str]) -> Iterator[tuple[str, int, Any]]:

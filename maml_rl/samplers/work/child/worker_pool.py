@@ -290,7 +290,10 @@ class WorkerPool:
             while self._scheduler.open:
                 replied: list[int] = []
                 try:
-                    self._settle()
+                    # What prepares for units has left replies behind, if another worker has died meanwhile.
+                    unasked = [worker for worker in self.living() if worker.outstanding and not worker.calls]
+                    for index in self.wait([worker.index for worker in unasked]):
+                        self.worker(index).reply = None
                     prepare()
                     self._scheduler.assign(self.living())
                     replied = self.wait([worker.index for worker in self.living() if worker.calls], timeout=0.0)
@@ -307,11 +310,6 @@ class WorkerPool:
             self._scheduler.end(self.living())
             for worker in self.living():
                 worker.calls.clear()
-
-    def _settle(self) -> None:
-        """Drop the replies to what prepares for units, which another worker's death has left behind."""
-        for index in self.wait([worker.index for worker in self.living() if worker.outstanding and not worker.calls]):
-            self.worker(index).reply = None
 
     # Waiting.
 

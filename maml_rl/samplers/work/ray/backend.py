@@ -113,7 +113,10 @@ class RayBackend(RolloutBackend):
                     arrays.view(*block).fill(sampled)
         # Actors wait in parallel.
         self._waiting_seconds += waiting / max(1, self.num_stores)
-        self._choose_units(monotonic() - started)
+        most = min(UNITS_PER_WORKER, int((monotonic() - started) / _UNIT_SECONDS))
+        # Another number means other sizes, which need new slots.
+        if most < self._units_per_actor or most >= 2 * self._units_per_actor:
+            self._units_per_actor = max(1, 2 ** (most.bit_length() - 1)) if most else 1
         if timed:
             count_busiest(timer, stages.values())
         return TaskEpisodes(**arrays.by_name(), tasks=phase.tasks)
@@ -170,13 +173,6 @@ class RayBackend(RolloutBackend):
         self._structure = _without_tensors(phase.policy)
         if self._structure != before:
             self._pool.take_code(self._client, (self._pickled_recipe, pickle_policy(phase.policy, **_FOR_ACTORS)))
-
-    def _choose_units(self, seconds: float) -> None:
-        """Choose how many units each actor gets in the next phase, after one that took `seconds`."""
-        most = min(UNITS_PER_WORKER, int(seconds / _UNIT_SECONDS))
-        # Another number means other sizes, which need new slots.
-        if most < self._units_per_actor or most >= 2 * self._units_per_actor:
-            self._units_per_actor = max(1, 2 ** (most.bit_length() - 1)) if most else 1
 
 
 class _RayStore(RemoteStore):

@@ -224,7 +224,9 @@ def last_line(error: BaseException) -> str:
 
 def _connect(placement: Placement) -> None:
     """Connect this process to a cluster; the node of this machine may take `ray_head_timeout` to join it."""
-    _check_token()
+    # For white space in a token Ray would abort this process.
+    if any(character.isspace() for character in os.environ.get(_TOKEN, "")):
+        raise ConfigError("RAY_AUTH_TOKEN has a space or a line break in it; give the token alone")
     address, in_environment = placement.ray_address, os.environ.get("RAY_ADDRESS")
     found = in_environment or _last_cluster() if address in (None, "auto") else address
     if address is None and in_environment is None:
@@ -428,12 +430,6 @@ def _own_token() -> Iterator[bool]:
         # Ray sets the mode when it starts a cluster.
         for name in (_MODE, _TOKEN):
             os.environ.pop(name, None)
-
-
-def _check_token() -> None:
-    """Refuse a token with white space in it, for which Ray would abort this process."""
-    if any(character.isspace() for character in os.environ.get(_TOKEN, "")):
-        raise ConfigError("RAY_AUTH_TOKEN has a space or a line break in it; give the token alone")
 
 
 def _require_token(address: str) -> None:

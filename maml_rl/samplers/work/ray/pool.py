@@ -138,7 +138,11 @@ class RayWorker(Worker):
             return None
         with suppress(RayError):
             self._latest = ray.get(self._handle.look.remote(True), timeout=LOOK_SECONDS)
-        return _describe_hang(self._latest, self.limits.call)
+        seconds, latest = self.limits.call, self._latest
+        if latest is None:
+            return f"did not answer for more than {seconds:g} s, and was killed"
+        slot = "" if latest.slot is None else f" of slot {latest.slot} with the task {latest.task}"
+        return Limits.hangs(describe_activity(latest.steps) + slot, seconds, latest.stack)
 
     def forget(self, job: Job) -> Any:
         """Make it close the environments of a sampler, and return a reference to the reply."""
@@ -155,13 +159,6 @@ class RayWorker(Worker):
             # Another thread may have disconnected, upon which Ray would start a cluster for this call.
             if ray.is_initialized():
                 ray.kill(self._handle, no_restart=True)
-
-
-def _describe_hang(look: Look | None, seconds: float) -> str:
-    if look is None:
-        return f"did not answer for more than {seconds:g} s, and was killed"
-    slot = "" if look.slot is None else f" of slot {look.slot} with the task {look.task}"
-    return Limits.hangs(describe_activity(look.steps) + slot, seconds, look.stack)
 
 
 class Client:
