@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import ray
 import torch
@@ -85,24 +85,6 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """Objects of the user on their way through the object store: part of an algorithm, or environment and policy.
-
-    Attributes:
-        pickled: the objects.
-        digests: of the user's modules that they are of, by name.
-    """
-
-    pickled: tuple[bytes, ...]
-    digests: dict[str, str]
-
-    @classmethod
-    def of(cls, *pickled: bytes, needs_modules: bool = True) -> Self:
-        """Make it of objects whose modules other nodes must have in the same form, if they need any."""
-        return cls(pickled, digests_of(modules_of_user(pickled) if needs_modules else ()))
-
-
-@dataclass(frozen=True, slots=True)
 class Job:
     """A sampler, as its actors know it.
 
@@ -159,14 +141,22 @@ class _DifferentCodeError(ConfigError):
     """A module of the user differs from the driver's; the message says which."""
 
 
+def for_store(*pickled: bytes, needs_modules: bool = True) -> tuple[tuple[bytes, ...], dict[str, str]]:
+    """Return pickled objects of the user with the digests of his modules that they are of, by name.
+
+    Other nodes must have these modules in the same form, if the objects need any.
+    """
+    return pickled, digests_of(modules_of_user(pickled) if needs_modules else ())
+
+
 def _from_store(reference: Any) -> tuple[Any, ...]:
     """Return the objects that the driver has put into the store."""
-    stored: Stored = ray.get(reference)
-    here = {f"{CODE_OF}{name}": digest for name, digest in digests_of(stored.digests).items()}
-    there = {f"{CODE_OF}{name}": digest for name, digest in stored.digests.items()}
+    pickled, digests = ray.get(reference)
+    here = {f"{CODE_OF}{name}": digest for name, digest in digests_of(digests).items()}
+    there = {f"{CODE_OF}{name}": digest for name, digest in digests.items()}
     if difference := differing_version(here, {name: there[name] for name in here}):
         raise _DifferentCodeError(difference)
-    return tuple(ray.cloudpickle.loads(data) for data in stored.pickled)
+    return tuple(ray.cloudpickle.loads(data) for data in pickled)
 
 
 class RolloutActor:

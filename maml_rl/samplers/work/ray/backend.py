@@ -27,7 +27,7 @@ from maml_rl.samplers.phase import UNITS_PER_WORKER, Phase, count_busiest, slots
 from maml_rl.samplers.policy_copies import pickle_policy, state_of
 from maml_rl.samplers.remote_store import Reference, RemoteBatch, RemoteStore, Request
 from maml_rl.samplers.rollout.loop import WORKERS_PER_INFERENCE
-from maml_rl.samplers.work.ray.actor import Job, Sampled, Stored
+from maml_rl.samplers.work.ray.actor import Job, Sampled, for_store
 from maml_rl.samplers.work.ray.pool import RayPool
 from maml_rl.samplers.work.scheduler import Unit, Worker
 
@@ -135,7 +135,7 @@ class RayBackend(RolloutBackend):
     def put(self, value: Any, *, needs_modules: bool) -> Any:
         """Put something into Ray's object store, and return its reference."""
         # As bytes, so that the actor, and not Ray, reports a failed import on a node.
-        return self._pool.put(Stored.of(pickled(value, "the algorithm", **_FOR_ACTORS), needs_modules=needs_modules))
+        return self._pool.put(for_store(pickled(value, "the algorithm", **_FOR_ACTORS), needs_modules=needs_modules))
 
     def work(
         self, request: Request, batch: RemoteBatch, shares: Sequence[tuple[Worker | None, list[int]]]

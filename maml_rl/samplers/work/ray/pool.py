@@ -31,8 +31,8 @@ from maml_rl.samplers.work.ray.actor import (
     Job,
     Look,
     RolloutActor,
-    Stored,
     differing_version,
+    for_store,
     own_versions,
 )
 from maml_rl.samplers.work.ray.cluster import RayCluster
@@ -229,7 +229,7 @@ class RayPool:
     def take_code(self, client: Client, code: tuple[bytes, bytes]) -> None:
         """Put environment and policy, pickled, where actors get them."""
         self._forget(client)
-        client.job = Job(next(self._numbers), [self.put(Stored.of(*code))])
+        client.job = Job(next(self._numbers), [self.put(for_store(*code))])
 
     def put(self, value: Any) -> Any:
         """Put something into Ray's object store, and return a reference to it."""

@@ -19,7 +19,7 @@ from maml_rl.samplers.failures import Failed, error_of
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.policy_copies import state_of
 from maml_rl.samplers.work.body import Body
-from maml_rl.samplers.work.ray.actor import Job, RolloutActor, Sampled, Stored
+from maml_rl.samplers.work.ray.actor import Job, RolloutActor, Sampled, for_store
 from maml_rl.samplers.worker_progress import IN_RESET_TASK, IN_UPDATE, PhaseAbandonedError
 from maml_rl.seeding import PhaseStreams
 
@@ -38,7 +38,7 @@ def sampled(
 ) -> tuple[Probe, Any]:
     """Return an actor, and its reply to a phase of two tasks."""
     recipe = Recipe.of(partial(FaultyEnv, **fault), {}, 5)
-    stored = Stored.of(cloudpickle.dumps(recipe), cloudpickle.dumps(policy), needs_modules=False)
+    stored = for_store(cloudpickle.dumps(recipe), cloudpickle.dumps(policy), needs_modules=False)
     monkeypatch.setattr(ray, "get", lambda reference: stored)
     tasks = ({"goal": 1.0}, {"goal": 2.0})
     phase = Phase(tasks, policy, None, PhaseStreams(0, 0, 0), 1, 5).without_policy()
