@@ -21,11 +21,10 @@ from maml_rl.envs.tasks import task_key
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.experience import Replay, Steps
 from maml_rl.machine import single_threaded
-from maml_rl.metalearners.metalearner import Adapted
+from maml_rl.metalearners.metalearner import SINGLE, Adapted, MetaLearner
 from maml_rl.metalearners.soft_actor_critic import (
     EnsembleMLP,
     SACSettings,
-    SoftActorCritic,
     SoftCritics,
     soft_targets,
     soft_values,
@@ -97,7 +96,7 @@ class ContextEncoder(nn.Module):
         return product_of_gaussians(means, softplus(variances).clamp(min=_LEAST_VARIANCE), mask)
 
 
-class PEARL(SoftActorCritic):
+class PEARL(MetaLearner):
     """Off-policy meta-RL by posterior sampling: act as if a context drawn from the posterior were the task.
 
     Adaptation takes rounds of `fast-batch-size` episodes. Each of the first `prior-rounds` has a context drawn from the
@@ -147,6 +146,8 @@ class PEARL(SoftActorCritic):
     # A step of adaptation is a round of episodes.
     columns = "round"
     takes_steps = True
+    training_state = (SINGLE, "critic", "target")
+    tests_without_noise = True
     settings: Settings
     policy: ContextActor
     networks: SoftCritics[EnsembleMLP]

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from maml_rl.config import Config
 from maml_rl.config.settings import Count, Fraction
 from maml_rl.experience import Replay, Steps
+from maml_rl.metalearners.metalearner import SINGLE
 from maml_rl.metalearners.soft_actor_critic import (
     EnsembleMLP,
     SACSettings,
-    SoftActorCritic,
     SoftCritics,
     masked_mean,
     soft_targets,
@@ -98,7 +98,7 @@ class RecurrentCritics(nn.Module):
         return self.two_hot.loss(outputs, targets.expand(outputs.shape[:-1]))
 
 
-class RSAC(SoftActorCritic, TrialReplayLearner):
+class RSAC(TrialReplayLearner):
     """Off-policy meta-RL as reinforcement learning of a partially observed task: SAC with a memory, on whole trials.
 
     Actor and critics have recurrent encoders of their own. An update goes through a batch of trials once with each of
@@ -132,6 +132,8 @@ class RSAC(SoftActorCritic, TrialReplayLearner):
     uses = frozenset({"gamma", "hidden-sizes", "meta-batch-size"})
     instead = MappingProxyType({"memory": "cell"})
     measured = ("loss/critics", "loss/actor", "temperature", "value", "entropy")
+    training_state = (SINGLE, "critic", "target")
+    tests_without_noise = True
     settings: Settings
     policy: RecurrentActor
     networks: SoftCritics[RecurrentCritics]

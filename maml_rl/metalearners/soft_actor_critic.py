@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from maml_rl.config import SettingsModel
 from maml_rl.config.settings import Fraction, Positive, StepSize
-from maml_rl.metalearners.metalearner import SINGLE, MetaLearner
 from maml_rl.metalearners.stepper import move_targets
 from maml_rl.metalearners.trial_learner import ReplaySettings
 from maml_rl.policies.distributions import DistributionParams
@@ -164,11 +163,3 @@ class SoftCritics(nn.Module, Generic[Critics]):
     def update_targets(self) -> None:
         """Move the targets toward the critics by a fraction of the way, `tau`."""
         move_targets(self.target, self.critic, self._tau)
-
-
-class SoftActorCritic(MetaLearner):
-    """Base of the soft actor-critics, which take steps on batches from a replay buffer."""
-
-    training_state = (SINGLE, "critic", "target")
-    tests_without_noise = True
-    settings: SACSettings

@@ -62,7 +62,10 @@ def get_policy_for_env(
     if not output_scale > 0.0:
         raise ValueError(f"output_scale must be positive, got {output_scale}")
     observation_space, action_space = _find_space(env, "observation"), _find_space(env, "action")
-    _require_entries(observation_space, action_space)
+    for kind, space in (("observation", observation_space), ("action", action_space)):
+        if space.is_np_flattenable and spaces.flatdim(space) == 0:
+            remedy = "make it one constant number" if kind == "observation" else "there is nothing to choose"
+            raise TypeError(f"no policy for the {kind} space {space}: its elements have no entries; {remedy}")
     try:
         flat = flat_observation_space(observation_space)
     except TypeError as error:
@@ -94,14 +97,6 @@ def get_policy_for_env(
     with torch.no_grad():
         connected.get_parameter(policy.perceptron.layer_names[-1][0]).mul_(output_scale)
     return policy
-
-
-def _require_entries(observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
-    """Refuse, by a TypeError, spaces whose elements have no numbers, which no layer takes or returns."""
-    for kind, space in (("observation", observation_space), ("action", action_space)):
-        if space.is_np_flattenable and spaces.flatdim(space) == 0:
-            remedy = "make it one constant number" if kind == "observation" else "there is nothing to choose"
-            raise TypeError(f"no policy for the {kind} space {space}: its elements have no entries; {remedy}")
 
 
 def _find_space(env: Any, kind: str) -> gym.Space[Any]:
