@@ -140,19 +140,15 @@ class AdaptedVectorEnv(_BatchOfOthers, OneBatchVectorEnv):
     def sample_tasks(self, num_tasks: int, *, seed: int | None = None, evaluation: bool = False) -> list[Task]:
         """Draw tasks from its generator; those of an evaluation by its `sample_test_tasks`, if it has that method."""
         if seed is not None:
-            self._seed_draws(seed & self._seed_mask)
+            try:
+                seed_draws(self.env, seed & self._seed_mask)
+            except AttributeError:
+                raise TypeError(
+                    f"np_random of {self._name} cannot be set, and sample_tasks draws from it; add a line "
+                    "'np_random = None' to the class, which makes it an attribute"
+                ) from None
         name = "sample_test_tasks" if evaluation and declared(self.env, "sample_test_tasks") else "sample_tasks"
         return self._drawn(declared(self.env, name), num_tasks, name)
-
-    def _seed_draws(self, seed: int) -> None:
-        """Give `sample_tasks` its generator."""
-        try:
-            seed_draws(self.env, seed)
-        except AttributeError:
-            raise TypeError(
-                f"np_random of {self._name} cannot be set, and sample_tasks draws from it; add a line "
-                "'np_random = None' to the class, which makes it an attribute"
-            ) from None
 
     def _reset(self, seeds: Sequence[int | None], mask: Mask | None, options: dict[str, Any] | None) -> None:
         if mask is not None and not mask.all():

@@ -117,7 +117,9 @@ class Physics(ABC):
 
     def __init__(self, model: mujoco.MjModel, num_sims: int, num_threads: int) -> None:
         self._model, self._num_sims, self._num_threads = model, num_sims, num_threads
-        self._initial_state = _initial_state(model)
+        # Of fresh `MjData`, which is also that after `mj_resetData`.
+        self._initial_state = np.empty(mujoco.mj_stateSize(model, _STATE))
+        mujoco.mj_getState(model, mujoco.MjData(model), self._initial_state, _STATE)
         self._bound: dict[str, NDArray[Any]] = {}
         self._fields: dict[str, Floats] = {}
 
@@ -303,16 +305,17 @@ class PlainPhysics(Physics):
         if not self._constants:
             self._models = [copy.copy(self._model) for _ in self._datas]
         work, data = copy.copy(self._model), mujoco.MjData(self._model)
-        rows: list[dict[str, Floats]] = []
-        stats: list[dict[str, float]] = []
+        own = {name: getattr(work, name) for name in (*self._fields, *_DERIVED_CONSTANTS)}
+        self._constants = {name: np.empty((self._num_sims, *one.shape)) for name, one in own.items() if one.size}
+        self._stats = {name: np.empty(self._num_sims) for name in _DERIVED_STATISTICS}
         for sim in range(self._num_sims):
             for name, values in self._fields.items():
-                getattr(work, name)[...] = values[sim]
+                own[name][...] = values[sim]
             mujoco.mj_setConst(work, data)
-            rows.append({name: getattr(work, name).copy() for name in (*self._fields, *_DERIVED_CONSTANTS)})
-            stats.append({name: getattr(work.stat, name) for name in _DERIVED_STATISTICS})
-        self._constants = {name: np.array([row[name] for row in rows]) for name in rows[0] if rows[0][name].size}
-        self._stats = {name: np.array([stat[name] for stat in stats]) for name in _DERIVED_STATISTICS}
+            for name, array in self._constants.items():
+                array[sim] = own[name]
+            for name, array in self._stats.items():
+                array[sim] = getattr(work.stat, name)
 
     def _component(self, component: mujoco.mjtState) -> Floats:
         # A state vector holds its components in the order of their bits.
@@ -347,10 +350,3 @@ class PlainPhysics(Physics):
             mujoco.mj_getState(model, data, state, _STATE)
             for array, value in derived:
                 array[sim] = value
-
-
-def _initial_state(model: mujoco.MjModel) -> Floats:
-    """Return the integration state of fresh `MjData`, which is also that after `mj_resetData`."""
-    state = np.empty(mujoco.mj_stateSize(model, _STATE))
-    mujoco.mj_getState(model, mujoco.MjData(model), state, _STATE)
-    return state
