@@ -22,13 +22,6 @@ _ARRIVED = 0.01
 _PIXELS, _RADIUS = 32, 2.5
 
 
-class NavigationOptions(FamilyOptions, total=False):
-    """Keyword arguments that all navigation families take; see `Navigation2DVectorEnv`."""
-
-    low: float
-    high: float
-
-
 class Navigation2DVectorEnv(PointFamily):
     """A point that starts at the origin; the reward is minus its distance to the goal after the move.
 
@@ -105,9 +98,15 @@ class PixelNavigationVectorEnv(Navigation2DVectorEnv):
     """
 
     def __init__(
-        self, num_envs: int = 1, *, normalization_scale: float | None = 1.0, **options: Unpack[NavigationOptions]
+        self,
+        num_envs: int = 1,
+        *,
+        low: float = -0.5,
+        high: float = 0.5,
+        normalization_scale: float | None = 1.0,
+        **options: Unpack[FamilyOptions],
     ) -> None:
-        super().__init__(num_envs, normalization_scale=normalization_scale, **options)
+        super().__init__(num_envs, low=low, high=high, normalization_scale=normalization_scale, **options)
         self._upward, self._pixels = np.array([1.0, -1.0]), np.arange(_PIXELS, dtype=np.float32)
 
     def _make_observation_space(self) -> spaces.Box:
