@@ -19,6 +19,7 @@ from maml_rl.errors import explain
 
 logger = logging.getLogger(__name__)
 
+Env = gymnasium.Env[Any, Any]
 Stepping = Literal["auto", "serial", "threads"]
 
 # What a sampler calls of an environment, each of which may be a coroutine.
@@ -188,7 +189,7 @@ class Awaited(gymnasium.Wrapper[Any, Any, Any, Any]):
         loop: its event loop; `close` closes both.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], loop: asyncio.AbstractEventLoop | None = None) -> None:
+    def __init__(self, env: Env, loop: asyncio.AbstractEventLoop | None = None) -> None:
         super().__init__(without_wrappers(env))
         self.loop = loop or asyncio.new_event_loop()
         for name in async_methods(env):
@@ -196,10 +197,10 @@ class Awaited(gymnasium.Wrapper[Any, Any, Any, Any]):
                 setattr(self, name, partial(self._awaited, getattr(env.unwrapped, name)))
 
     @classmethod
-    def made(cls, make: Callable[[], gymnasium.Env[Any, Any]]) -> Awaited:
+    def made(cls, make: Callable[[], Env]) -> Awaited:
         """Make an environment on its event loop, for which its constructor may ask."""
 
-        async def construct() -> gymnasium.Env[Any, Any]:
+        async def construct() -> Env:
             return make()
 
         loop = asyncio.new_event_loop()
@@ -230,7 +231,7 @@ class Awaited(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.loop.run_until_complete(result) if isinstance(result, Coroutine) else result
 
 
-def without_wrappers(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+def without_wrappers(env: Env) -> Env:
     """Return an environment, if its steps must be awaited without the wrappers that only check or keep a time limit."""
     if not awaits_steps(env):
         return env

@@ -17,7 +17,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
 from maml_rl.arrays import as_array
-from maml_rl.envs.calls import Awaited, async_methods, seeded_reset
+from maml_rl.envs.calls import Awaited, Env, async_methods, seeded_reset
 from maml_rl.envs.global_generators import KeptGenerators, construct, seconds_of_own_generators
 from maml_rl.envs.meta_env import SEED_BITS, MetaVectorEnv, Task, declarations, declared
 from maml_rl.envs.results import read_reset, read_step
@@ -64,7 +64,7 @@ def require_meta_env(env: Any) -> None:
     refuse_statistics(env)
 
 
-def refuse_statistics(env: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> None:
+def refuse_statistics(env: Env | VectorEnv[Any, Any, Any]) -> None:
     """Refuse wrappers whose running statistics make an episode depend on those before it in the same slot."""
     name, stateful = type(env.unwrapped).__name__, []
     while isinstance(env, gymnasium.Wrapper | VectorWrapper):
@@ -79,7 +79,7 @@ def refuse_statistics(env: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]) -
         )
 
 
-def require_task_methods(env_class: type[gymnasium.Env[Any, Any]], env_id: str = "") -> None:
+def require_task_methods(env_class: type[Env], env_id: str = "") -> None:
     """Refuse a class of environments without the methods of a task family.
 
     Args:
@@ -91,7 +91,7 @@ def require_task_methods(env_class: type[gymnasium.Env[Any, Any]], env_id: str =
         raise TypeError(f"{env_id or env_class.__name__} is not a task family: {'; '.join(missing)}")
 
 
-def _what_is_missing(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
+def _what_is_missing(env: Env) -> Iterator[str]:
     for name, duty in _DUTIES.items():
         if not has_method(env, name):
             yield f"it lacks {duty}"
@@ -106,7 +106,7 @@ def _what_is_missing(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
             yield f"as its {kind} space it has an {error}; {_REMEDIES[kind]}"
 
 
-def find_method(env: gymnasium.Env[Any, Any], name: str) -> Callable[..., Any]:
+def find_method(env: Env, name: str) -> Callable[..., Any]:
     """Return a method of `env`, even if wrappers hide it."""
     if not has_method(env, name):
         raise TypeError(f"{type(env.unwrapped).__name__} is not a task family: it lacks {_DUTIES.get(name, name)}")
@@ -114,12 +114,12 @@ def find_method(env: gymnasium.Env[Any, Any], name: str) -> Callable[..., Any]:
     return method
 
 
-def has_method(env: gymnasium.Env[Any, Any], name: str) -> bool:
+def has_method(env: Env, name: str) -> bool:
     """Return whether `env` has a method, even if wrappers hide it."""
     return callable(declared(env, name))
 
 
-def seed_draws(env: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any], seed: int) -> None:
+def seed_draws(env: Env | VectorEnv[Any, Any, Any], seed: int) -> None:
     """Give `sample_tasks` a generator: the one that `reset(seed=...)` gives to an environment that hands the seed on.
 
     A reset alone would not do. A family whose task is the seed of a level resets with that, and an environment may have
@@ -171,11 +171,11 @@ class DrawsBySeed:
 
 
 def check_meta_env(
-    env: gymnasium.Env[Any, Any],
+    env: Env,
     num_tasks: int = 3,
     seed: int = 0,
     *,
-    make_another: Callable[[], gymnasium.Env[Any, Any]] | None = None,
+    make_another: Callable[[], Env] | None = None,
 ) -> None:
     """Check that `env` fulfills the contract of a task family.
 
@@ -327,7 +327,7 @@ def _expect_equal_batches(first: Sequence[NDArray[Any]], other: Sequence[NDArray
 class _SeedsGenerators(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Seeds the process's generators with every episode, as in a slot whose environment draws from them."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any], generators: KeptGenerators) -> None:
+    def __init__(self, env: Env, generators: KeptGenerators) -> None:
         super().__init__(env)
         self._generators = generators
 
@@ -342,11 +342,11 @@ class _SeedsGenerators(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def _check_contract(
-    env: gymnasium.Env[Any, Any],
+    env: Env,
     generators: KeptGenerators,
     num_tasks: int,
     seed: int,
-    make_another: Callable[[], gymnasium.Env[Any, Any]] | None,
+    make_another: Callable[[], Env] | None,
 ) -> None:
     spec, env = env.spec, _SeedsGenerators(env, generators)
     sample_tasks, given_to = find_method(env, "sample_tasks"), find_method(env, "reset_task")
@@ -397,7 +397,7 @@ def _check_contract(
     _check_refuses_malformed(env, reset_task, tasks[0], seed)
 
 
-def family_of(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+def family_of(env: Env) -> Env:
     """Return the outermost layer of an environment that has `reset_task` itself: the family, below other wrappers."""
     while isinstance(env, gymnasium.Wrapper) and not (hasattr(type(env), "reset_task") or "reset_task" in vars(env)):
         env = env.env
@@ -405,7 +405,7 @@ def family_of(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
 
 
 def _works_with_a_task(
-    env: gymnasium.Env[Any, Any], sample_tasks: Callable[..., Any], reset_task: Callable[[Task], None], seed: int
+    env: Env, sample_tasks: Callable[..., Any], reset_task: Callable[[Task], None], seed: int
 ) -> bool:
     """Return whether an episode works once the environment has a task."""
     with suppress(Exception):
@@ -416,7 +416,7 @@ def _works_with_a_task(
     return False
 
 
-def _check_rules_of_gymnasium(env: gymnasium.Env[Any, Any]) -> None:
+def _check_rules_of_gymnasium(env: Env) -> None:
     """Warn of what Gymnasium's own checker finds in the family: a sampler may do without it, other code may not."""
     layer = env if isinstance(env, Awaited) else family_of(env)
     finding = ""
@@ -436,7 +436,7 @@ def _check_rules_of_gymnasium(env: gymnasium.Env[Any, Any]) -> None:
             warnings.warn(f"{GYMNASIUM} {type(layer).__name__}: {remark}", stacklevel=4)
 
 
-def _check_task_before_reset(env: gymnasium.Env[Any, Any], task: dict[str, Any]) -> None:
+def _check_task_before_reset(env: Env, task: dict[str, Any]) -> None:
     try:
         find_method(env, "reset_task")(task)
     except Exception as error:
@@ -448,9 +448,7 @@ def _check_task_before_reset(env: gymnasium.Env[Any, Any], task: dict[str, Any])
             env.close()
 
 
-def _check_sample_tasks(
-    env: gymnasium.Env[Any, Any], sample_tasks: Callable[..., Any], num_tasks: int, seed: int
-) -> list[dict[str, Any]]:
+def _check_sample_tasks(env: Env, sample_tasks: Callable[..., Any], num_tasks: int, seed: int) -> list[dict[str, Any]]:
     def draw(count: int, seed: int) -> list[dict[str, Any]]:
         env.reset(seed=seed)
         seed_draws(env, seed)
@@ -513,7 +511,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _check_declared_tasks(
-    env: gymnasium.Env[Any, Any], reset_task: Callable[..., Any], tasks: list[dict[str, Any]], num_tasks: int
+    env: Env, reset_task: Callable[..., Any], tasks: list[dict[str, Any]], num_tasks: int
 ) -> None:
     """Check the optional parts of a family: test tasks and the space of tasks."""
     others: dict[str, list[dict[str, Any]]] = {}
@@ -538,9 +536,7 @@ def _check_declared_tasks(
                 raise AssertionError(f"reset_task must take {what}, as {task}: {explain(error)}") from error
 
 
-def _check_tasks_differ(
-    env: gymnasium.Env[Any, Any], reset_task: Callable[..., Any], tasks: list[dict[str, Any]], seed: int
-) -> None:
+def _check_tasks_differ(env: Env, reset_task: Callable[..., Any], tasks: list[dict[str, Any]], seed: int) -> None:
     seen: list[list[Any]] = []
     for offset in range(_SEEDS_TO_TELL_TASKS_APART):
         episodes = []
@@ -562,9 +558,7 @@ def _check_tasks_differ(
     )
 
 
-def _check_leaves_task_unchanged(
-    env: gymnasium.Env[Any, Any], reset_task: Callable[..., Any], task: Task, seed: int
-) -> None:
+def _check_leaves_task_unchanged(env: Env, reset_task: Callable[..., Any], task: Task, seed: int) -> None:
     """Warn where an environment changes the task that it was given, which other environments may have, too."""
     before = own_task(task)
     reset_task(task)
@@ -578,9 +572,7 @@ def _check_leaves_task_unchanged(
         )
 
 
-def _check_refuses_malformed(
-    env: gymnasium.Env[Any, Any], reset_task: Callable[..., Any], task: dict[str, Any], seed: int
-) -> None:
+def _check_refuses_malformed(env: Env, reset_task: Callable[..., Any], task: dict[str, Any], seed: int) -> None:
     """Warn where a misspelled entry goes unnoticed; refusing a task must leave the previous one unchanged."""
     reset_task(task)
     first = _episode(env, seed)
@@ -603,7 +595,7 @@ def _check_refuses_malformed(
         )
 
 
-def _episode(env: gymnasium.Env[Any, Any], seed: int, num_steps: int = 5) -> list[Any]:
+def _episode(env: Env, seed: int, num_steps: int = 5) -> list[Any]:
     # As the sampler calls it.
     observation = as_sampled(env, read_reset(env, env.reset(seed=seed, options=None))[0])
     env.action_space.seed(seed)
@@ -620,7 +612,7 @@ def _episode(env: gymnasium.Env[Any, Any], seed: int, num_steps: int = 5) -> lis
     return history
 
 
-def as_sampled(env: gymnasium.Env[Any, Any], observation: Any) -> Any:
+def as_sampled(env: Env, observation: Any) -> Any:
     """Return a copy of an observation as the sampler sees it."""
     writer = array_writer(env.observation_space)
     array = np.empty(*array_layout(writer.flat_space))

@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maml_rl.arrays import as_array
+from maml_rl.envs.calls import Env
 from maml_rl.envs.meta_env import InfoKind, StepBuffers, check_flags, declarations
 from maml_rl.errors import STEP
 from maml_rl.spaces import array_writer
-
-Env = gymnasium.Env[Any, Any]
 
 _MAX_SHOWN = 80
 _ARRAYS = np.number | np.bool_ | np.ndarray

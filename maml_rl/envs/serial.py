@@ -7,7 +7,6 @@ from inspect import getcoroutinelocals, iscoroutinefunction
 from time import monotonic, perf_counter, sleep
 from typing import Any, Self
 
-import gymnasium
 import numpy as np
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
@@ -16,6 +15,7 @@ from maml_rl.arguments import check_count
 from maml_rl.arrays import Mask
 from maml_rl.envs.calls import (
     CallRules,
+    Env,
     Retry,
     async_methods,
     awaits_steps,
@@ -41,7 +41,6 @@ from maml_rl.envs.results import ResultWriter, collect_infos, time_limit
 from maml_rl.envs.tasks import all_drawn, own_drawn, own_task, require_one_each
 from maml_rl.spaces import own_actions, stored_actions
 
-Env = gymnasium.Env[Any, Any]
 # The result of a call, or what it has raised.
 Outcome = tuple[Any, BaseException | None]
 

@@ -16,14 +16,13 @@ from time import monotonic, perf_counter, sleep
 from types import FrameType
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
 from maml_rl.arrays import Mask
-from maml_rl.envs.calls import close_quietly
+from maml_rl.envs.calls import Env, close_quietly
 from maml_rl.envs.global_generators import SharedGenerators, SlotGenerators
 from maml_rl.envs.meta_env import SlotCounts, Task, declared
 from maml_rl.envs.serial import Outcome, SerialVectorEnv, Slot
@@ -68,7 +67,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         # Not that of constructors, which may start a service.
         self._calls.timeout = self._rules.timeout
 
-    def _check(self, env: gymnasium.Env[Any, Any]) -> None:
+    def _check(self, env: Env) -> None:
         refuse_unsafe(env)
 
     def _run(self, slot: Slot) -> Any:
@@ -198,7 +197,7 @@ class ThreadedVectorEnv(SerialVectorEnv):
         self._calls.close()
 
 
-def refuse_unsafe(env: gymnasium.Env[Any, Any]) -> None:
+def refuse_unsafe(env: Env) -> None:
     """Refuse an environment that must not be called in threads."""
     name = type(env.unwrapped).__name__
     if not declared(env, "thread_safe", True):
