@@ -141,7 +141,7 @@ class BeliefPolicy(SequencePolicy):
             entered, chosen_from = seen[..., rows.own, :], outputs[..., rows.own, :].reshape(*rows.grid, -1)
 
             def enter(observations: Tensor) -> Tensor:
-                entered.copy_(self._encode(observations).reshape(entered.shape))
+                entered.copy_(self._flat(observations).reshape(entered.shape))
                 embed()
                 step.inputs.relu_()
                 return observations
@@ -166,7 +166,7 @@ class BeliefPolicy(SequencePolicy):
             Mean (L, N, Z) and logarithm of the variance (L, N, Z) of the latent, and the memory after the last step.
         """
         params = dict(self.named_parameters()) if params is None else params
-        embedded = linear(self._encode(observations), *self._embedding(params)).relu()
+        embedded = linear(self._flat(observations), *self._embedding(params)).relu()
         units, after = self.core.run(embedded, memory, within(params, "core."))
         mean, log_variance = linear(units, params["latent.weight"], params["latent.bias"]).chunk(2, -1)
         return mean, log_variance, after
@@ -180,7 +180,7 @@ class BeliefPolicy(SequencePolicy):
         """
         with torch.no_grad():
             mean, log_variance, after = self.encode(observations, memory, params)
-            return torch.cat((self._encode(observations)[..., : self.own_size], mean, log_variance), -1), after
+            return torch.cat((self._flat(observations)[..., : self.own_size], mean, log_variance), -1), after
 
     def unroll_known(self, known: Tensor, params: Params | None = None) -> Unrolled:
         """Return distributions and values for what `with_belief` returned, differentiably."""

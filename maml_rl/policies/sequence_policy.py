@@ -304,35 +304,34 @@ class SequencePolicy(BodyPolicy):
             rewards = rewards.gather(-1, actions.long().unsqueeze(-1))
         return rewards.squeeze(-1)
 
-    def _encode(self, observations: Tensor, params: Params | None = None) -> Tensor:
+    def _encode(self, observations: Tensor, params: Params) -> Tensor:
         """Return observations as vectors (..., size) of the parameters' type; integer ones become one-hot vectors.
 
-        Given the parameters, shared or stacked (M, ...), they are normalized, too, if this policy does that. Where
-        there is an embedding, they went through it.
+        They are normalized, if this policy does that, by parameters that are shared or stacked (M, ...). Where there is
+        an embedding, they went through it.
         """
-        numbers = self._encode_parts(observations, params)
-        if self.embedding is None:
-            return numbers
-        return through(numbers, dict(self.named_parameters()) if params is None else params, "embedding")
-
-    def _encode_parts(self, observations: Tensor, params: Params | None) -> Tensor:
+        space = self.observation_space
         if self._inputs is not None:
-            current = dict(self.named_parameters()) if params is None else params
-            return self.compressed(self._inputs.features(observations, current))
-        space, dtype = self.observation_space, self.head.weight.dtype
-        if isinstance(space, spaces.Discrete):
+            numbers = self.compressed(self._inputs.features(observations, params))
+        elif isinstance(space, spaces.Discrete):
             categories = torch.arange(int(space.n), device=observations.device) + int(space.start)
-            return (observations.unsqueeze(-1) == categories).to(dtype)
-        axes = observations.shape[: observations.dim() - len(space.shape)]
-        numbers = self.compressed(observations.reshape(*axes, math.prod(space.shape)).to(dtype))
-        if params is None or self.observation_mean is None:
-            return numbers
-        mean, std = params["observation_mean"], params["observation_std"]
-        if mean.dim() == 2:
-            # The parameters of each task, beside (M, ..., size).
-            lead = (-1, *(1,) * (numbers.dim() - 2))
-            mean, std = (tensor.unflatten(0, lead) for tensor in (mean, std))
-        return (numbers - mean) / std
+            numbers = (observations.unsqueeze(-1) == categories).to(self.head.weight.dtype)
+        else:
+            numbers = self._flat(observations)
+            if self.observation_mean is not None:
+                mean, std = params["observation_mean"], params["observation_std"]
+                if mean.dim() == 2:
+                    # The parameters of each task, beside (M, ..., size).
+                    lead = (-1, *(1,) * (numbers.dim() - 2))
+                    mean, std = (tensor.unflatten(0, lead) for tensor in (mean, std))
+                numbers = (numbers - mean) / std
+        return numbers if self.embedding is None else through(numbers, params, "embedding")
+
+    def _flat(self, observations: Tensor) -> Tensor:
+        """Return observations of a Box as vectors (..., size) of the parameters' type."""
+        shape = self.observation_space.shape or ()
+        axes = observations.shape[: observations.dim() - len(shape)]
+        return self.compressed(observations.reshape(*axes, math.prod(shape)).to(self.head.weight.dtype))
 
     def compressed(self, numbers: Tensor) -> Tensor:
         """Return the numbers (..., size) of observations with the last reward as the body sees it."""
