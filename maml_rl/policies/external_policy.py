@@ -101,7 +101,7 @@ class ExternalPolicy(MemoryPolicy):
             self._policy.reset(len(rows))
             self._asked = np.zeros(len(rows), np.int64)
         if (anew := np.flatnonzero(acting & (taken < self._asked))).size:
-            if not hasattr(self._policy, "begin_anew"):
+            if getattr(self._policy, "begin_anew", None) is None:
                 raise ValueError(
                     f"the episode of task {anew[0]} was restarted, since its environment raised Retry, and "
                     f"{type(self._policy).__name__} may remember the abandoned episode; give it a method "
