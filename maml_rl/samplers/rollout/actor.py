@@ -28,7 +28,7 @@ _TRIED = 3
 # Noise is drawn for as many steps at once as take this many blocks of four numbers: enough to amortize the call,
 # little enough to stay in the cache.
 _BLOCKS_PER_SPAN = 16_384
-# Where each slot is at a step of its own; other spans are drawn again.
+# Spans that are kept, since every slot may be at a step of its own; others are drawn again.
 _SPANS_KEPT = 32
 
 

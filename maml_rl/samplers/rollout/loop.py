@@ -209,6 +209,9 @@ class _Loop:
             if indices:
                 yield np.asarray(indices, np.intp), indices
             return
+        if len(indices) == 1:
+            yield parts[indices[0]], indices
+            return
         ordered, members = sorted(indices), list[int]()
         for index, following in zip_longest(ordered, ordered[1:]):
             members.append(index)
