@@ -101,13 +101,13 @@ class ExternalPolicy(MemoryPolicy):
             self._policy.reset(len(rows))
             self._asked = np.zeros(len(rows), np.int64)
         if (anew := np.flatnonzero(acting & (taken < self._asked))).size:
-            if getattr(self._policy, "begin_anew", None) is None:
+            if (begin_anew := getattr(self._policy, "begin_anew", None)) is None:
                 raise ValueError(
                     f"the episode of task {anew[0]} was restarted, since its environment raised Retry, and "
                     f"{type(self._policy).__name__} may remember the abandoned episode; give it a method "
                     "begin_anew(tasks)"
                 )
-            self._policy.begin_anew(anew)
+            begin_anew(anew)
         self._asked[acting] = taken[acting] + 1
         answers = self._policy.act(*self._observed(rows, acting))
         return torch.from_numpy(self._actions(answers, acting)).unflatten(0, observations.shape[:2]), (steps + 1,)
