@@ -28,8 +28,8 @@ _TRIED = 3
 # Noise is drawn for as many steps at once as take this many blocks of four numbers: enough to amortize the call,
 # little enough to stay in the cache.
 _BLOCKS_PER_SPAN = 16_384
-# Spans that are kept, since every slot may be at a step of its own; others are drawn again.
-_SPANS_KEPT = 32
+# Spans that are kept where slots step together, and where each is at a step of its own; others are drawn again.
+_SPANS_KEPT, _SPANS_KEPT_BY_SLOT = 2, 32
 
 
 class EpisodeNoise:
@@ -43,14 +43,15 @@ class EpisodeNoise:
         self._phase, num_slots = phase, phase.own_slots.stop - phase.own_slots.start
         self._steps_per_span = max(1, _BLOCKS_PER_SPAN // max(1, num_slots * -(-phase.policy.noise_size // 4)))
         # Not of a method: in a circle of references it would outlive its last use.
-        self._span = lru_cache(_SPANS_KEPT)(partial(_draw, phase, self._steps_per_span))
+        draw = partial(_draw, phase, self._steps_per_span)
+        self._together, self._by_slot = lru_cache(_SPANS_KEPT)(draw), lru_cache(_SPANS_KEPT_BY_SLOT)(draw)
 
     def rows(
         self, slots: SlotIndex, waves: int | NDArray[np.int64], steps: int | NDArray[np.int64]
     ) -> NDArray[np.float32]:
         """Return the noise of `slots` in their waves, before their steps, (len(slots), noise_size)."""
         if isinstance(waves, int) and isinstance(steps, int):
-            return self._at(waves, steps)[slots]
+            return self._at(self._together, waves, steps)[slots]
         numbers, horizon = numbers_of(slots), self._phase.horizon
         waves, steps = np.broadcast_to(waves, len(numbers)), np.broadcast_to(steps, len(numbers))
         rows = np.zeros((len(numbers), self._phase.policy.noise_size), np.float32)
@@ -58,13 +59,13 @@ class EpisodeNoise:
         for place in np.unique((waves * horizon + steps)[steps < horizon]).tolist():
             wave, step = divmod(place, horizon)
             chosen = (waves == wave) & (steps == step)
-            rows[chosen] = self._at(wave, step)[numbers[chosen]]
+            rows[chosen] = self._at(self._by_slot, wave, step)[numbers[chosen]]
         return rows
 
-    def _at(self, wave: int, step: int) -> NDArray[np.float32]:
+    def _at(self, spans: Callable[[int, int], NDArray[np.float32]], wave: int, step: int) -> NDArray[np.float32]:
         """Return the noise of all slots in one step of a wave."""
         span, offset = divmod(step, self._steps_per_span)
-        rows: NDArray[np.float32] = self._span(wave, span)[offset]
+        rows: NDArray[np.float32] = spans(wave, span)[offset]
         return rows
 
 
