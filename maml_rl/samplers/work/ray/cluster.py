@@ -19,6 +19,7 @@ from maml_rl.config.placement import Layout, Placement
 from maml_rl.errors import ChildEnvError, ConfigError
 from maml_rl.samplers.failures import shorten
 from maml_rl.samplers.work.ray.connection import Connection, place_of
+from maml_rl.samplers.work.scheduler import Limits
 
 _log = logging.getLogger("maml_rl")
 
@@ -266,7 +267,7 @@ class RayCluster:
             return False
         causes = self._failed_starts[node]
         causes.append(cause)
-        if len(causes) <= self._placement.max_restarts:
+        if len(causes) <= Limits(self._placement).losses:
             return False
         on = f" on the node {address}" if node else ""
         text = f"{len(causes)} Ray actors died while they started{on}; the last {cause}"
