@@ -136,7 +136,7 @@ def _advise_stepping(env: Any) -> str:
 
 def _compare_with_loop(env: Any, make: Any, maker: Any, kwargs: dict[str, Any]) -> str:
     """Compare sampled episodes with a plain loop, and return what was compared."""
-    from maml_rl.envs.results import time_limit
+    from maml_rl.envs.calls import time_limit
     from maml_rl.samplers.plain_loop import compare_with_loop
 
     limits = [time_limit(env), getattr(env.unwrapped, "max_episode_steps", None), _MOST_COMPARED_STEPS]
@@ -145,7 +145,7 @@ def _compare_with_loop(env: Any, make: Any, maker: Any, kwargs: dict[str, Any]) 
 
 
 def _usage(env: Any, name: str) -> str:
-    from maml_rl.envs.results import time_limit
+    from maml_rl.envs.calls import time_limit
     from maml_rl.policies import get_policy_for_env
 
     # A class has no id that a config could name.

@@ -13,7 +13,7 @@ from gymnasium.vector.utils import iterate
 from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.arrays import Mask
-from maml_rl.envs.calls import close_quietly, seeded_reset
+from maml_rl.envs.calls import close_quietly, five_parts, read_reset, recorded_number, seeded_reset
 from maml_rl.envs.checking import refuse_statistics, seed_draws
 from maml_rl.envs.global_generators import SharedGenerators
 from maml_rl.envs.meta_env import (
@@ -30,7 +30,6 @@ from maml_rl.envs.meta_env import (
     read_reset_mask,
     slot_seeds,
 )
-from maml_rl.envs.results import five_parts, read_reset, recorded_number
 from maml_rl.envs.tasks import all_drawn, own_drawn, own_task, require_one_each
 from maml_rl.spaces import ArrayElements, array_writer, own_actions, require_numbers, stored_actions
 

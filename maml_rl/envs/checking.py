@@ -17,10 +17,9 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
 from maml_rl.arrays import as_array
-from maml_rl.envs.calls import Awaited, Env, async_methods, seeded_reset
+from maml_rl.envs.calls import Awaited, Env, async_methods, read_reset, read_step, seeded_reset
 from maml_rl.envs.global_generators import KeptGenerators, construct, seconds_of_own_generators
 from maml_rl.envs.meta_env import SEED_BITS, MetaVectorEnv, Task, declarations, declared
-from maml_rl.envs.results import read_reset, read_step
 from maml_rl.envs.tasks import own_task
 from maml_rl.errors import ChildEnvError, ChildLost, ConfigError, TaskError, UsersCode, explain
 from maml_rl.spaces import array_layout, array_writer, stored_actions

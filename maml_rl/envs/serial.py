@@ -16,12 +16,15 @@ from maml_rl.arrays import Mask
 from maml_rl.envs.calls import (
     CallRules,
     Env,
+    ResultWriter,
     Retry,
     async_methods,
     awaits_steps,
     close_quietly,
+    collect_infos,
     not_awaited,
     seeded_reset,
+    time_limit,
     without_wrappers,
 )
 from maml_rl.envs.checking import find_method, has_method, require_meta_env, seed_draws
@@ -37,7 +40,6 @@ from maml_rl.envs.global_generators import (
     key_of_task,
 )
 from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, OneBatchVectorEnv, StepBuffers, Task, declarations
-from maml_rl.envs.results import ResultWriter, collect_infos, time_limit
 from maml_rl.envs.tasks import all_drawn, own_drawn, own_task, require_one_each
 from maml_rl.spaces import own_actions, stored_actions
 

@@ -1,13 +1,27 @@
-"""Rules for calls of environments, seeds of 31 bits, and what must be awaited."""
+"""Rules for calls of environments, seeds of 31 bits, what must be awaited, and what results may be."""
 
 from contextlib import closing
+from fractions import Fraction
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
+import torch
+from gymnasium.vector import SyncVectorEnv
+from gymnasium.wrappers import TimeLimit
 
 from maml_rl.envs import Retry, check_meta_env, make_vector_env
-from maml_rl.envs.calls import CallRules, async_methods, without_wrappers
+from maml_rl.envs.calls import (
+    CallRules,
+    async_methods,
+    collect_infos,
+    read_reset,
+    read_step,
+    recorded_number,
+    without_wrappers,
+)
+from maml_rl.envs.serial import SerialVectorEnv
 from tests.envs.third_party import WalkEnv
 
 
@@ -88,3 +102,200 @@ def test_only_wrappers_that_check_or_limit_are_left_out_of_what_is_awaited() -> 
         without_wrappers(gymnasium.wrappers.TransformReward(env, float))
     plain = gymnasium.wrappers.TimeLimit(WalkEnv(), 3)
     assert without_wrappers(plain) is plain
+
+
+class Hostile:
+    """An object whose methods raise, as of a library that is closed by then."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("array")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("repr")
+
+
+@pytest.mark.parametrize(
+    ("info", "told"),
+    [
+        ({"speed": Hostile()}, r"got an object of Hostile, the info has \['speed'\]"),
+        ({"speed": "x" * 500}, "got 'x{79}..., the info has"),
+        ({"speed": [1.0, 2.0]}, r"got 2 values, \[1\.0, 2\.0\], the info has"),
+        (Hostile(), "got None, the info is an object of Hostile"),
+    ],
+    ids=["hostile value", "long value", "two numbers", "hostile info"],
+)
+def test_recorded_info_of_any_object_is_refused_in_one_short_line(info: Any, told: str) -> None:
+    value = info["speed"] if isinstance(info, dict) else None
+    with pytest.raises(TypeError, match=f"Walk declares 'speed' in recorded_infos, .* {told}") as caught:
+        recorded_number("Walk", "speed", "step", value, info, required=True)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        *(Hostile(), [Hostile()] * 4, None, 1.0, "ab", {"a": 1, "b": 2}, np.zeros(2), np.zeros(3), np.zeros(5)),
+        *((1, 2), [0, 1], (0, {}, 0), (0, 0.0, False, {}), (0, 0.0, False, False)),
+    ],
+    ids=lambda result: type(result).__name__,
+)
+def test_result_of_another_form_is_refused_with_the_remedy(result: Any) -> None:
+    for name, read in (("step", read_step), ("reset", read_reset)):
+        told = rf"(?s){name} of <WalkEnv instance> returned .*; it must return the observation"
+        with pytest.raises(TypeError, match=told):
+            read(WalkEnv(), result)
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [0.5, np.float32(0.5), np.array(0.5), torch.tensor(0.5), Fraction(1, 2), 1, True, np.int64(2), np.bool_(True)],
+    ids=repr,
+)
+def test_every_number_is_a_reward(reward: Any) -> None:
+    number = read_step(WalkEnv(), (None, reward, False, False, {}))[1]
+    assert type(number) is float
+    assert number == float(reward)
+
+
+@pytest.mark.parametrize(
+    ("reward", "shown"),
+    [
+        (np.array([0.5]), r"array\(\[0.5\]\) of shape \(1,\); return one number, such as float"),
+        ([0.5], r"1 values, \[0.5\]; return one number"),
+        (np.array([0.5, 1.0]), r"array\(\[0.5, 1. \]\) of shape \(2,\); .* their sum with weights, .* of the task"),
+        (torch.ones(2, requires_grad=True), r"tensor\(\[1., 1.\], requires_grad=True\); return one number"),
+        (None, "None; return one number"),
+        (np.timedelta64(3, "s"), r"(np|numpy).timedelta64\(3,'s'\); return one number"),
+        (1j, "1j; return one number"),
+        (10**400, "1000.*; return one number"),
+    ],
+    ids=repr,
+)
+def test_what_is_not_one_number_is_refused_with_environment_and_value(reward: Any, shown: str) -> None:
+    with pytest.raises(TypeError, match=f"step of <WalkEnv instance> returned the reward {shown}"):
+        read_step(WalkEnv(), (None, reward, False, False, {}))
+
+
+@pytest.mark.parametrize("flag", ["no", float("nan"), None, 2, -1, 0.0, [True, False], np.array([0, 1])], ids=repr)
+def test_end_of_an_episode_that_is_not_a_flag_is_refused(flag: Any) -> None:
+    for name, result in (("terminated", (None, 0.0, flag, False, {})), ("truncated", (None, 0.0, True, flag, {}))):
+        with pytest.raises(TypeError, match=f"returned {name}=.*; return True or False") as caught:
+            read_step(WalkEnv(), result)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("wrap", [bool, int, np.bool_, np.int64, np.array, lambda flag: np.array([flag])])
+def test_flags_of_every_kind_are_read(wrap: Any) -> None:
+    for flag in (True, False):
+        assert read_step(WalkEnv(), (None, 0.0, wrap(flag), wrap(not flag), {}))[2:4] == (flag, not flag)
+
+
+@pytest.mark.parametrize("info", [{}, None])
+def test_reset_with_an_info_or_none_is_read(info: Any) -> None:
+    assert read_reset(WalkEnv(), (3, info)) == read_reset(WalkEnv(), [3, info]) == (3, info)
+
+
+MASK = [True, True, False]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(1, 2), (0.5, np.nan), (True, False), (np.float32(1), np.float32(2)), (np.zeros(2), np.ones(2)), ("a", "bc")],
+    ids=str,
+)
+def test_infos_are_those_of_gymnasium_where_it_collects_them(values: tuple[Any, Any]) -> None:
+    slots = [{"x": values[0], "nested": {"y": values[1]}}, {"x": values[1], "only": values[0]}]
+    expected: dict[str, Any] = {}
+    vector_env = SyncVectorEnv([WalkEnv] * 3)
+    for slot, info in enumerate(slots):
+        expected = vector_env._add_info(expected, info, slot)
+    collected = collect_infos(dict(enumerate(slots)), 3)
+    assert collected.keys() == expected.keys()
+    for name, array in expected.items():
+        if isinstance(array, dict):
+            assert collected[name].keys() == array.keys()
+            array, ours = array["y"], collected[name]["y"]
+        else:
+            ours = collected[name]
+        assert ours.dtype == array.dtype
+        np.testing.assert_array_equal(ours, array)
+
+
+def test_numbers_of_different_types_are_not_rounded() -> None:
+    first = {"mixed": 0, "exact": 2**53 + 1, "large": 1, "shape": np.zeros(2)}
+    second = {"mixed": 2.5, "exact": 0.5, "large": 2**70, "shape": np.zeros(3)}
+    infos = collect_infos({0: first, 1: second}, 3)
+    assert infos["mixed"].tolist() == [0.0, 2.5, 0.0]
+    assert infos["exact"].tolist() == [2**53 + 1, 0.5, None]
+    assert infos["large"].tolist() == [1, 2**70, None]
+    assert [None if array is None else array.shape for array in infos["shape"]] == [(2,), (3,), None]
+    assert all(infos[f"_{name}"].tolist() == MASK for name in first)
+
+
+# What infos of a step may hold, by the number of the step and of the slot.
+FICKLE: dict[str, Any] = {
+    "changing length": lambda step, slot: np.arange(step + slot),
+    "none or number": lambda step, slot: None if (step + slot) % 2 else 1.5,
+    "text or number": lambda step, slot: "text" if (step + slot) % 2 else 3,
+    "large": lambda step, slot: 2**70 if (step + slot) % 2 else 1,
+    "dict or none": lambda step, slot: {"inner": step} if (step + slot) % 2 else None,
+    "only sometimes": lambda step, slot: {"inner": "text" if slot else 1},
+}
+
+
+def test_infos_that_change_in_kind_are_objects() -> None:
+    for step in range(1, 4):
+        told = {slot: {name: make(step, slot) for name, make in FICKLE.items()} for slot in range(3)}
+        infos = collect_infos(told, 3)
+        for name in FICKLE:
+            expected = [told[slot][name] for slot in range(3)]
+            if name == "only sometimes":
+                assert infos[name]["inner"].tolist() == [value["inner"] for value in expected]
+                continue
+            np.testing.assert_equal(list(infos[name]), expected)
+            assert infos[f"_{name}"].all()
+
+
+class SharesItsInfos(WalkEnv):
+    """Has one dict for the infos of all slots, and none at a reset."""
+
+    infos: dict[str, Any] = {}  # noqa: RUF012
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return super().reset(seed=seed)[0], None
+
+    def step(self, action: Any) -> Any:
+        *result, _ = super().step(action)
+        self.infos["slope"] = self.slope
+        return *result, self.infos
+
+
+def test_infos_of_a_dict_that_slots_share_are_those_of_each_slot() -> None:
+    vector_env = SerialVectorEnv(SharesItsInfos, num_envs=2)
+    vector_env.reset_task([{"slope": 1.0}, {"slope": 2.0}])
+    assert vector_env.reset(seed=0)[1] == {}
+    assert vector_env.step(np.zeros((2, 1), np.float32))[-1]["slope"].tolist() == [1.0, 2.0]
+
+
+class TellsAtTheEnd(WalkEnv):
+    recorded_infos = {"success": "episode"}  # noqa: RUF012
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, _, info = super().step(action)
+        own_limit = self.steps == 3
+        return observation, reward, terminated, own_limit, info | ({"success": 1.0} if terminated else {})
+
+
+def test_only_the_limit_of_a_wrapper_may_end_an_episode_without_its_info() -> None:
+    still = np.zeros((1, 1), np.float32)
+    limited = SerialVectorEnv(lambda: TimeLimit(TellsAtTheEnd(), 2))
+    limited.reset(seed=0)
+    limited.step(still)
+    assert limited.step(still)[3].all()
+    assert np.isnan(limited.buffers.infos["success"]).all()
+    own = SerialVectorEnv(TellsAtTheEnd)
+    own.reset(seed=0)
+    for _ in range(2):
+        own.step(still)
+    with pytest.raises(TypeError, match="declares 'success' in recorded_infos, so its info must have that number at"):
+        own.step(still)

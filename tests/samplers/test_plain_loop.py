@@ -17,8 +17,8 @@ import pytest
 from text_env import GuessingEnv
 
 from maml_rl.cli import main as cli
+from maml_rl.envs.calls import ResultWriter
 from maml_rl.envs.meta_env import StepBuffers
-from maml_rl.envs.results import ResultWriter
 from maml_rl.errors import MamlRLError
 from maml_rl.samplers import plain_loop
 from maml_rl.samplers.plain_loop import compare_with_loop
