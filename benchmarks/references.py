@@ -19,8 +19,7 @@ from maml_rl.config.catalog import find_config
 from maml_rl.config.config import load_config
 from maml_rl.envs.make_env import make_vector_env
 from maml_rl.experiment.build import make_experiment
-from maml_rl.experiment.evaluate import evaluate, evaluate_trials
-from maml_rl.experiment.references import FILE, FREE
+from maml_rl.experiment.evaluate import FREE, REFERENCES, evaluate, evaluate_trials
 from maml_rl.experiment.train import train
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
@@ -107,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found.append(known | {key: round(value, 3) for key, value in returns.items()})
         print(found[-1])
     assert not any(key in FREE for each in found for key in each["env-kwargs"])
-    FILE.write_text("[\n" + ",\n".join(f"  {json.dumps(each)}" for each in found) + "\n]\n")
+    REFERENCES.write_text("[\n" + ",\n".join(f"  {json.dumps(each)}" for each in found) + "\n]\n")
 
 
 if __name__ == "__main__":

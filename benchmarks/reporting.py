@@ -17,8 +17,7 @@ from typing import Any
 from benchmarks.measuring import Samples, describe
 from maml_rl.cli.console import Parser
 from maml_rl.errors import ConfigError
-from maml_rl.report.panels import check_figure, write_panels
-from maml_rl.report.plot import Axis, Plot
+from maml_rl.report.plot import Axis, Plot, check_figure, write_panels
 from maml_rl.results.scales import Span
 
 # Pixels: of a chart's width, of a bar's row, and of what is around all rows.

@@ -11,8 +11,7 @@ import numpy as np
 from benchmarks.learning.page import adapted, compared, curves, final_rows, leads_all, rows_of
 from benchmarks.learning.plan import COMPARISON, ORACLE, PRETRAIN, Plan
 from benchmarks.learning.results import Values
-from maml_rl.report.panels import write_panels
-from maml_rl.report.plot import Axis, Plot
+from maml_rl.report.plot import Axis, Plot, write_panels
 from maml_rl.results.evaluation import pooled_intervals
 from maml_rl.results.scales import Span
 from maml_rl.results.statistics import interquartile_mean

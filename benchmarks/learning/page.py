@@ -11,8 +11,7 @@ import numpy as np
 
 from benchmarks.learning.plan import ORACLE, PRETRAIN, RANDOM, TRPO, Family, Plan
 from benchmarks.learning.results import SUCCESS, Row, Values, by_seed, read_rows
-from maml_rl.report.panels import write_panels
-from maml_rl.report.plot import Axis, Plot
+from maml_rl.report.plot import Axis, Plot, write_panels
 from maml_rl.results.evaluation import (
     Evaluation,
     difference_interval,

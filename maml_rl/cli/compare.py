@@ -70,8 +70,8 @@ def run_compare(arguments: Sequence[str], prog: str) -> int:
 def _compare(options: argparse.Namespace) -> None:
     from maml_rl.cli.progress import StepProgress
     from maml_rl.experiment.measure import measure
-    from maml_rl.report.panels import check_figure
     from maml_rl.report.paper import parts, table, write_figure
+    from maml_rl.report.plot import check_figure
     from maml_rl.results.comparable import check_comparable, read_runs
     from maml_rl.results.verdict import cautions, in_words, normalized, verdicts
 

@@ -34,8 +34,7 @@ from maml_rl.cli.run_options import (
 from maml_rl.config.catalog import find_run, name_of
 from maml_rl.config.config import load_config
 from maml_rl.errors import ConfigError
-from maml_rl.runs.atomic_files import check_creatable, check_writable
-from maml_rl.runs.numbered import new_file
+from maml_rl.runs.atomic_files import check_creatable, check_writable, new_file
 
 if TYPE_CHECKING:
     from maml_rl.experiment.certified import Benchmark

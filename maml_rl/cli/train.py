@@ -38,8 +38,7 @@ from maml_rl.config.config import OF_LEARNERS, SECTION, Config, load_config
 from maml_rl.config.settings import algorithm_settings, describe_settings, settings_in_use
 from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import ConfigError
-from maml_rl.runs.atomic_files import check_creatable
-from maml_rl.runs.numbered import new_folder, newest_path
+from maml_rl.runs.atomic_files import check_creatable, new_folder, newest_path
 
 # torch is imported inside the functions: a spawned worker imports this module again, and must stay light.
 

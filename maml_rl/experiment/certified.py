@@ -21,8 +21,7 @@ from maml_rl.envs.meta_env import Task
 from maml_rl.envs.tasks import family_of, task_key
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment
-from maml_rl.experiment.evaluate import evaluate_trials
-from maml_rl.experiment.references import FREE
+from maml_rl.experiment.evaluate import FREE, evaluate_trials
 from maml_rl.foreign_files import read_regular
 from maml_rl.policies import Policy
 from maml_rl.policies.external_policy import ForeignPolicy

@@ -1,8 +1,16 @@
-"""Evaluation of adaptation to new tasks: the returns after 0 ... K gradient steps."""
+"""Evaluation of adaptation to new tasks: the returns after 0 ... K gradient steps.
 
+Returns of a mixture are normalized between the references of its families: the mean returns of random actions, and of a
+policy that observes its task. `python -m benchmarks.references` measures them. The oracle is a trained policy and no
+bound: others may be better.
+"""
+
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +22,10 @@ from maml_rl.config.config import MIXTURE
 from maml_rl.derivatives import EpisodeStore
 from maml_rl.envs.make_env import EnvMaker, Recipe, make_vector_env
 from maml_rl.envs.meta_env import Task
+from maml_rl.envs.mixture import HALF_CHEETAHS
+from maml_rl.envs.registration import FAMILIES
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import Experiment
-from maml_rl.experiment.references import references
 from maml_rl.experiment.sampling import make_sampler, refuse_too_large_evaluations
 from maml_rl.machine import refuse_if_too_large, usual_torch
 from maml_rl.policies import Policy
@@ -33,6 +42,9 @@ _MOST_REPETITIONS = 2**12 - 1
 _VALIDATION = _MOST_REPETITIONS * _BETWEEN_REPETITIONS
 # The smallest numbers of float32 are about this many halvings below 1.
 _MOST_HALVINGS = 126
+REFERENCES = Path(__file__).resolve().parents[1] / "certified" / "references.json"
+# Arguments of environments that leave the problem as it is: the number of slots, pictures, and the unit of actions.
+FREE = ("num_envs", "render_mode", "normalization_scale")
 
 
 @usual_torch()
@@ -227,3 +239,24 @@ def _number(step_size: StepSize) -> float:
     sizes = set(step_size.values()) if isinstance(step_size, Mapping) else {step_size}
     size = sizes.pop()
     return math.nan if sizes or not isinstance(size, float) else size
+
+
+def references(env_kwargs: Mapping[str, Any], max_episode_steps: int | None) -> dict[str, tuple[float, float]]:
+    """Return the returns of random actions and of the oracle, by family of a mixture; none of those not measured."""
+    returns = {}
+    for each in _measured(REFERENCES):
+        name = each["env-name"]
+        arguments = (env_kwargs.get("arguments") or {}).get(name, {})
+        changed = {key: value for key, value in arguments.items() if key not in (*FREE, "max_episode_steps")}
+        steps = arguments.get("max_episode_steps") or max_episode_steps or FAMILIES[name].max_episode_steps
+        # They are those of the default arguments, which a config may repeat.
+        is_measured = steps == each["max-episode-steps"] and changed.items() <= each["env-kwargs"].items()
+        if is_measured and name in env_kwargs.get("families", HALF_CHEETAHS):
+            returns[name] = (each["random"], each["oracle"])
+    return returns
+
+
+@cache
+def _measured(file: Path) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+    return entries

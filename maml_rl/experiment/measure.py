@@ -31,7 +31,7 @@ from maml_rl.results.evaluation import (
 )
 from maml_rl.results.identity import identity_now
 from maml_rl.results.verdict import GroupResult
-from maml_rl.runs.numbered import newest_path
+from maml_rl.runs.atomic_files import newest_path
 from maml_rl.runs.trust import unknown_code
 
 EVALUATION = "evaluation.npz"

@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from maml_rl.report.curves import group_css
-from maml_rl.report.panels import write_panels
-from maml_rl.report.plot import Axis, Plot
+from maml_rl.report.plot import Axis, Plot, write_panels
 from maml_rl.results.comparable import common_steps
 from maml_rl.results.evaluation import (
     Line,

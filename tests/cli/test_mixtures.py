@@ -11,7 +11,7 @@ from maml_rl.cli import main as cli
 from maml_rl.config import load_config
 from maml_rl.config.catalog import find_config
 from maml_rl.envs import make_vector_env
-from maml_rl.experiment import certified, references
+from maml_rl.experiment import certified, evaluate
 from maml_rl.results.evaluation import NORMALIZED
 from maml_rl.runs.metrics import read_metrics
 from tests.small_runs import SMALL
@@ -29,7 +29,7 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, (low, high) in REFERENCES.items()
     ]
     (tmp_path / "references.json").write_text(json.dumps(entries))
-    monkeypatch.setattr(references, "FILE", tmp_path / "references.json")
+    monkeypatch.setattr(evaluate, "REFERENCES", tmp_path / "references.json")
     monkeypatch.chdir(tmp_path)
 
 
@@ -94,17 +94,17 @@ def test_distance_of_tasks_of_a_mixture_is_within_each_family() -> None:
     ],
 )
 def test_references_are_those_of_the_same_problem(kwargs: dict[str, object], steps: int, expected: list[str]) -> None:
-    assert list(references.references(kwargs, steps)) == expected
+    assert list(evaluate.references(kwargs, steps)) == expected
 
 
 def test_references_of_the_package_are_of_its_default_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    for each in json.loads(references.FILE.read_text()):
+    for each in json.loads(evaluate.REFERENCES.read_text()):
         env = make_vector_env(each["env-name"], {})
         assert {name: getattr(env, name) for name in each["env-kwargs"]} == each["env-kwargs"]
         assert each["random"] < each["oracle"]
     config = load_config(find_config("amago/half-cheetahs"))
-    assert references.references(config.env_kwargs, config.max_episode_steps).keys() == {
+    assert evaluate.references(config.env_kwargs, config.max_episode_steps).keys() == {
         "HalfCheetahDir-v5",
         "HalfCheetahVel-v5",
         "HalfCheetahRandParams-v5",

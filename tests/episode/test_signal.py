@@ -13,7 +13,7 @@ from maml_rl import MultiTaskSampler
 from maml_rl.adaptation import adapt
 from maml_rl.baseline import LinearFeatureBaseline, ZeroBaseline
 from maml_rl.episode import TaskEpisodes
-from maml_rl.experiment.batch_metrics import share_without_signal
+from maml_rl.experiment.train import share_without_signal
 from maml_rl.metalearners import MAMLTRPO
 from maml_rl.metalearners.adam import MAMLVPG
 from maml_rl.metalearners.rl2 import RL2

@@ -10,10 +10,9 @@ import torch
 
 from maml_rl.config import Config
 from maml_rl.errors import ConfigError
-from maml_rl.experiment.batch_metrics import digest_of
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.sampling import make_sampler
-from maml_rl.experiment.train import train
+from maml_rl.experiment.train import digest_of, train
 from maml_rl.runs.checkpoint import latest_intact
 from maml_rl.runs.metrics import Metrics
 from tests import small_runs

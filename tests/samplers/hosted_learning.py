@@ -9,9 +9,9 @@ import torch
 from maml_rl import MultiTaskSampler
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import Mapping
-from maml_rl.experiment.batch_metrics import count_steps, digest_of, policy_spread
 from maml_rl.experiment.build import Experiment, make_experiment
 from maml_rl.experiment.sampling import make_sampler
+from maml_rl.experiment.train import count_steps, digest_of, policy_spread
 from maml_rl.samplers.remote_store import RemoteStore
 
 NUM_TASKS = 9

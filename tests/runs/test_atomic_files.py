@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from maml_rl.runs.numbered import new_file, new_folder, newest_path, next_path
+from maml_rl.runs.atomic_files import new_file, new_folder, newest_path, next_path
 
 
 def test_first_name_is_plain_and_later_ones_are_numbered(tmp_path: Path) -> None:
