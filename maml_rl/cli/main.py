@@ -3,7 +3,10 @@
 import sys
 from argparse import SUPPRESS, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 
 from maml_rl import __version__
 from maml_rl.arguments import suggest
@@ -21,20 +24,29 @@ from maml_rl.cli.console import (
     not_negative,
     placement,
     positive,
+    positive_number,
     run_command,
     utf8,
     words_to_complete,
 )
 from maml_rl.cli.evaluate import run_test
 from maml_rl.cli.listing import list_benchmarks, list_configs, list_envs, list_zoo
-from maml_rl.cli.play import run_play
 from maml_rl.cli.record import run_record
-from maml_rl.cli.run_options import run_path
+from maml_rl.cli.run_options import key_values, path_or_name, refuse_untrusted_code, refuse_unused_steps, run_path
 from maml_rl.cli.train import run_train
-from maml_rl.cli.tune import run_tune
+from maml_rl.config.catalog import find_config, find_run
+from maml_rl.config.config import load_config
+from maml_rl.config.placement import ELSEWHERE
+from maml_rl.config.yaml_source import parse_value
+from maml_rl.errors import ConfigError
+from maml_rl.runs.atomic_files import check_output, replace_file
 
 # Causes of a flat curve that are shown.
 _MOST_CAUSES = 3
+# Endings of videos.
+_VIDEOS = (".mp4", ".gif", ".webp")
+# Of all trials of a search and of the search itself: not that of a run that is reported.
+_SEED_OF_SEARCHES = 7000
 _RUNS = "folder of a run, or of several runs; `last`: the most recently written run below runs/"
 
 
@@ -110,6 +122,128 @@ def _report(options: Namespace) -> None:
             on_step=progress,
         )
     print(f"the report is {path}; open it in any browser")
+
+
+def run_play(arguments: Sequence[str], prog: str) -> int:
+    """Write a video, and return the exit code."""
+    parser = Parser(prog=prog, description="Show a policy before and after adaptation to a task, side by side.")
+    parser.add_argument("policy", type=path_or_name, metavar="POLICY", help="folder of a run, or zoo:NAME")
+    parser.add_argument("--task", help="the task, as YAML: '{goal: [0.3, -0.2]}' (default: a new one)")
+    parser.add_argument(
+        "--output", type=file_path, default=Path("runs/play.mp4"), help=".mp4, .gif or .webp (default: runs/play.mp4)"
+    )
+    parser.add_argument("--checkpoint", default="last", help="of the run: 'last' (default), 'best', or a number")
+    parser.add_argument("--num-steps", type=not_negative, help="gradient steps (default: the config's)")
+    parser.add_argument("--seed", type=not_negative, help="of task and episodes (default: the run's)")
+    add_trust(parser)
+    return run_command(parser, arguments, _play)
+
+
+def _play(options: Namespace) -> None:
+    if options.output.suffix not in _VIDEOS:
+        raise ConfigError(f"--output {options.output} must end with {', '.join(_VIDEOS)}")
+    check_output(options.output, "--output")
+    # Beside this it imports torch, which the other commands do not wait for.
+    from maml_rl.runs.run_folder import load_run_config
+
+    folder = find_run(options.policy)
+    config = load_run_config(folder)
+    config = refuse_untrusted_code(config, options)
+    config = config.override(ELSEWHERE | ({} if options.seed is None else {"seed": options.seed}))
+
+    from maml_rl.episode import TaskEpisodes
+    from maml_rl.experiment.build import make_experiment
+    from maml_rl.experiment.evaluate import evaluate
+    from maml_rl.policies import performed
+    from maml_rl.report.task_charts import describe
+    from maml_rl.report.videos import encode_animation, encode_h264, film
+    from maml_rl.results.evaluation import SampledEvaluation
+    from maml_rl.task_distributions.task_files import try_tasks
+
+    phases: list[TaskEpisodes] = []
+    with ending_in_order():
+        experiment = make_experiment(config)
+        refuse_unused_steps(options.num_steps, experiment)
+        experiment.restore(options.checkpoint, folder)
+        # Where test tasks were drawn once and for all, the first of them.
+        tasks = (experiment.fixed_tasks("test") or [])[:1] or 1
+        if options.task is not None:
+            tasks = [parse_value(options.task, "--task")]
+            with closing(experiment.make_env()) as env:
+                try_tasks(tasks, env, "--task")
+        evaluation = evaluate(
+            experiment,
+            tasks,
+            num_steps=options.num_steps,
+            num_workers=0,
+            on_batch=lambda batch: phases.extend(performed(experiment.policy, phase) for phase in batch.phases),
+        )
+        frames, fps = film(SampledEvaluation(experiment.config, phases, evaluation))
+        kind = options.output.suffix
+        data = encode_h264(frames, fps) if kind == ".mp4" else encode_animation(frames, fps, kind[1:].upper())
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(options.output, data)
+    print(f"{describe(evaluation.tasks[0])}: wrote {options.output}")
+
+
+def run_tune(arguments: Sequence[str], prog: str) -> int:
+    """Search settings, and return the exit code."""
+    parser = Parser(
+        prog=prog,
+        description="Search settings of a config with Optuna. Trial 0 is the config itself; bad trials end early. The "
+        "same command continues the search, and several may run at once.",
+    )
+    parser.add_argument("config", type=path_or_name, help="a name that `maml-rl configs` lists, or a YAML file")
+    parser.add_argument(
+        "--search",
+        nargs="+",
+        required=True,
+        metavar="KEY=VALUES",
+        help="LOW:HIGH, LOW:HIGH:log, or A|B|C; as algorithm-settings.learning-rate=1e-4:1e-2:log",
+    )
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of all trials")
+    parser.add_argument("--trials", type=positive, default=20, help="trials in all (default: 20)")
+    parser.add_argument("--env-steps", type=positive_number, required=True, help="environment steps of a whole trial")
+    parser.add_argument("--minutes", type=positive_number, default=1e6, help="begin no trial after so many minutes")
+    parser.add_argument(
+        "--seed",
+        type=not_negative,
+        default=_SEED_OF_SEARCHES,
+        help=f"of all trials and of the search (default: {_SEED_OF_SEARCHES})",
+    )
+    parser.add_argument(
+        "--runs",
+        type=file_path,
+        default=Path("runs/tune"),
+        help="folder of all searches: studies.db has their trials, and each has its runs and trials.csv in a folder "
+        "of its own (default: runs/tune)",
+    )
+    add_num_workers(parser)
+    add_trust(parser)
+
+    def tune(options: Namespace) -> None:
+        path = Path(options.config)
+        # Before some of its arguments are replaced: the others stay as they are in the file.
+        config = load_config(path if path.is_file() else find_config(options.config))
+        config = refuse_untrusted_code(config, options)
+        if find_spec("optuna") is None:
+            raise ConfigError("this needs Optuna; run pip install 'maml-rl[search]'")
+        from maml_rl.experiment.search import changed, search
+
+        workers = {} if options.num_workers is None else {"num-workers": options.num_workers}
+        fixed = {key: parse_value(text, f"--set {key}") for key, text in key_values(options.set, "--set").items()}
+        with ending_in_order():
+            for sentence in search(
+                changed(config, {**fixed, **workers, "seed": options.seed}),
+                key_values(options.search, "--search"),
+                options.runs,
+                num_trials=options.trials,
+                env_steps=options.env_steps,
+                minutes=options.minutes,
+            ):
+                print(sentence, flush=True)
+
+    return run_command(parser, arguments, tune, lambda options: "; the same command continues the search")
 
 
 def run_diagnose(arguments: Sequence[str], prog: str) -> int:
