@@ -180,8 +180,8 @@ class Recording:
         index = {
             "about": _as_json(self.about),
             "iteration": self.iteration,
-            "segments": [segment.as_state() for segment in self._segments],
-            "learner": None if self._learner is None else self._learner.as_state(),
+            "segments": [segment.model_dump() for segment in self._segments],
+            "learner": None if self._learner is None else self._learner.model_dump(),
         }
         replace_file(self.folder / _INDEX, (json.dumps({**index, _SUM: _sum(index)}) + "\n").encode())
         if before is not None and (self._learner is None or before.file != self._learner.file):

@@ -115,7 +115,7 @@ class ReplaySegments:
             "first": mark.first,
             "next": mark.next,
             "open": bool(needed) and (needed[-1] is self._open or needed[-1].end > mark.next),
-            "segments": [span.segment.as_state() for span in needed if span.segment is not None],
+            "segments": [span.segment.model_dump() for span in needed if span.segment is not None],
         }
 
     def load(self, state: Mapping[str, Any], add: Callable[[KeptTrials, Path], None]) -> int:

@@ -43,11 +43,8 @@ class Origin:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unknown_origin, ()
-
-
-def _unknown_origin() -> None:
-    return
+        # None, where it is loaded.
+        return type(None), ()
 
 
 def load_policy(

@@ -127,8 +127,7 @@ def record(
         raise ConfigError(f"there is no learner {learner!r}{suggest(learner, list(LEARNERS))}")
     if minari:
         require_minari()
-    of_config, of_learner = _split_settings(learner, settings)
-    checked = _check_settings(learner, of_learner)
+    of_config, checked = _split_settings(learner, settings)
     config = config.override({**_PLAIN, **of_config}, "the settings of the learner")
     experiment = make_experiment(config, num_workers=None)
     config = experiment.config
@@ -355,27 +354,22 @@ def _locked(folder: Path) -> Iterator[None]:
             os.close(lock)
 
 
-def _split_settings(learner: str, settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return those of the settings that a config has, by their keys, and the learner's own."""
-    uses = _LEARNERS[learner].uses if learner in _LEARNERS else ()
+def _split_settings(learner: str, settings: Mapping[str, Any]) -> tuple[dict[str, Any], SettingsModel | None]:
+    """Return those of the settings that a config has, by their keys, and the learner's own, if it has any."""
+    made = _LEARNERS.get(learner)
     named = {str(name).replace("_", "-"): value for name, value in settings.items()}
-    of_config = {key: value for key, value in named.items() if key in uses}
-    return of_config, {key: value for key, value in named.items() if key not in uses}
-
-
-def _check_settings(learner: str, settings: Mapping[str, Any]) -> SettingsModel | None:
-    if learner not in _LEARNERS and learner != "ucb1":
-        if settings:
+    of_config = {key: named.pop(key) for key in list(named) if made is not None and key in made.uses}
+    if made is None and learner != "ucb1":
+        if named:
             raise ConfigError(f"the learner {learner} has no settings; leave --learner-settings out")
-        return None
-    model = _LEARNERS[learner].Settings if learner in _LEARNERS else UCB1Settings
-    values = {str(name).replace("-", "_"): value for name, value in settings.items()}
-    known = [name.replace("_", "-") for name in model.model_fields]
-    for name in settings:
-        if name not in known:
-            raise ConfigError(f"the learner {learner} has no setting {name!r}{suggest(name, known)}")
+        return of_config, None
+    model = UCB1Settings if made is None else made.Settings
+    known = list(model.fields_by_key())
+    for key in named:
+        if key not in known:
+            raise ConfigError(f"the learner {learner} has no setting {key!r}{suggest(key, known)}")
     try:
-        return model(**values)
+        return of_config, model(**named)
     except ValueError as error:
         raise ConfigError(f"a setting of the learner {learner}: {error}") from None
 

@@ -173,9 +173,9 @@ def train(
                 break
             with guard:
                 metrics, task_state = _iterate(iteration, experiment, next_batch)
-                earlier = publish(iteration + 1)
-                metrics["env_steps"] += run.env_steps
                 finished = iteration + 1
+                earlier = publish(finished)
+                metrics["env_steps"] += run.env_steps
                 metrics |= evaluate_if_due(finished)
                 run.record(metrics)
                 # The best checkpoint is that of the highest return after adaptation, if any is known.

@@ -49,10 +49,6 @@ class Segment(BaseModel):
             raise ValueError(f"the name of a segment is {_name(self.first, self.sha256)}, got {ascii(self.file)[:60]}")
         return self
 
-    def as_state(self) -> dict[str, Any]:
-        """Return its JSON values in a checkpoint."""
-        return self.model_dump()
-
 
 def named_segments(experience: Any, name: str) -> list[str]:
     """Return the files of one kind of experience that a checkpoint names; none for a state that is damaged."""

@@ -508,7 +508,7 @@ def test_every_forged_state_and_segment_is_one_line(tmp_path: Path) -> None:
     forged = list(forged_states(state))
     for (name, changed), about in zip(segments, known, strict=True):
         segment = write_segment(tmp_path, 0, tensors_to_bytes(changed, about))
-        forged.append((name, {**state, "segments": [segment.as_state()]}))
+        forged.append((name, {**state, "segments": [segment.model_dump()]}))
     assert len(forged) > 100
     for name, content in forged:
         loaded = attached(100, tmp_path)

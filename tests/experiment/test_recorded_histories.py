@@ -582,7 +582,7 @@ def test_every_segment_that_does_not_fit_its_recording_is_one_line(tmp_path: Pat
     count = 0
     for name, forged in forged_arrays(arrays):
         segment = write_segment(folder, 0, arrays_to_bytes(forged))
-        (folder / "recording.json").write_text(rewritten({**index, "segments": [segment.as_state()]}))
+        (folder / "recording.json").write_text(rewritten({**index, "segments": [segment.model_dump()]}))
         one_line(tmp_path, name)
         count += 1
     assert count > 100
@@ -598,7 +598,7 @@ def test_resumed_recording_refuses_learners_of_another_recording(tmp_path: Path)
         forged = {key: value for key, value in state.items() if key != name}
         for arrays in (forged, {**state, name: np.zeros((3, 3, 3), np.float32)}):
             segment = write_segment(path.parent, 2, arrays_to_bytes(arrays))
-            path.write_text(rewritten({**index, "learner": segment.as_state()}))
+            path.write_text(rewritten({**index, "learner": segment.model_dump()}))
             with pytest.raises(CheckpointError, match="do not fit"):
                 record_small(tmp_path, resume=True)
 
