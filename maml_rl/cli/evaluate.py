@@ -158,11 +158,7 @@ def _test(options: argparse.Namespace) -> None:
     repetitions = options.repetitions or (1 if tasks is None else REPETITIONS)
     if rules is not None:
         repetitions = rules.repetitions
-    with (
-        ending_in_order(),
-        _reserved_output(options, number=not is_named) as output,
-        StepProgress("batch") as progress,
-    ):
+    with ending_in_order(), _reserved_output(options, number=not is_named) as output, StepProgress("batch") as progress:
         evaluation = evaluate(
             experiment,
             wanted if tasks is None else tasks,

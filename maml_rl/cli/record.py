@@ -42,12 +42,10 @@ def run_record(arguments: Sequence[str], prog: str) -> int:
     add_config(parser, "the family and its settings: a name that `maml-rl configs` lists, or a file")
     parser.add_argument("--tasks", type=positive, default=100, help="learners, one for each task (default: 100)")
     parser.add_argument(
-        "--learner",
-        help="ppo (the default), q-learning, or a classical algorithm: ucb1, thompson, psrl, random",
+        "--learner", help="ppo (the default), q-learning, or a classical algorithm: ucb1, thompson, psrl, random"
     )
     parser.add_argument(
-        "--learner-settings",
-        help="settings of ppo, q-learning or ucb1, as YAML: '{learning-rate: 0.001, gamma: 0.9}'",
+        "--learner-settings", help="settings of ppo, q-learning or ucb1, as YAML: '{learning-rate: 0.001, gamma: 0.9}'"
     )
     parser.add_argument(
         "--iterations", type=positive, help="updates of each learner (default: the config's num-batches)"
@@ -60,10 +58,7 @@ def run_record(arguments: Sequence[str], prog: str) -> int:
         "--output", type=file_path, required=True, help="folder of data sets, to which this one is added"
     )
     parser.add_argument(
-        "--source",
-        type=path_or_name,
-        metavar="RUN",
-        help="record the policy of a run, checkpoint by checkpoint",
+        "--source", type=path_or_name, metavar="RUN", help="record the policy of a run, checkpoint by checkpoint"
     )
     parser.add_argument("--resume", action="store_true", help="continue the recording there, or start it")
     parser.add_argument("--no-minari", action="store_true", help="write only what maml_rl itself reads")

@@ -150,11 +150,7 @@ def find_benchmark(name: str) -> Benchmark:
 
 
 def measure(
-    policy: ForeignPolicy | Policy,
-    benchmark: str | Benchmark,
-    *,
-    num_episodes: int | None = None,
-    seed: int = 0,
+    policy: ForeignPolicy | Policy, benchmark: str | Benchmark, *, num_episodes: int | None = None, seed: int = 0
 ) -> Evaluation:
     """Measure a policy of any other package on a benchmark: one trial of every task, all in parallel, in this process.
 

@@ -48,11 +48,7 @@ class Origin:
 
 
 def load_policy(
-    run: str | Path,
-    checkpoint: str | Path | int = "last",
-    device: torch.device | str = "cpu",
-    *,
-    trust: bool = False,
+    run: str | Path, checkpoint: str | Path | int = "last", device: torch.device | str = "cpu", *, trust: bool = False
 ) -> Policy:
     """Load the policy of a training run, or one that comes with the package.
 

@@ -22,13 +22,7 @@ from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.sampling import make_sampler
 from maml_rl.policies import performed
 from maml_rl.results.comparable import Run, RunGroup, common_steps
-from maml_rl.results.evaluation import (
-    REPETITIONS,
-    Evaluation,
-    SampledEvaluation,
-    load_evaluation,
-    same_tasks,
-)
+from maml_rl.results.evaluation import REPETITIONS, Evaluation, SampledEvaluation, load_evaluation, same_tasks
 from maml_rl.results.identity import identity_now
 from maml_rl.results.verdict import GroupResult
 from maml_rl.runs.atomic_files import newest_path

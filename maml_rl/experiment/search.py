@@ -181,12 +181,7 @@ def _next_trial(study: "Study", runs: Path, num_trials: int, initial: Mapping[st
 
 
 def _try(
-    study: "Study",
-    trial: "Trial",
-    config: Config,
-    space: Mapping[str, "BaseDistribution"],
-    run: Path,
-    env_steps: float,
+    study: "Study", trial: "Trial", config: Config, space: Mapping[str, "BaseDistribution"], run: Path, env_steps: float
 ) -> str:
     """Train a trial, tell the study, and return a sentence about it."""
     from optuna.trial import TrialState

@@ -28,15 +28,7 @@ from maml_rl.runs.system import describe_system, without_folders
 EVALUATION = "evaluation.json"
 # Of all policies together, since they are part of every installation.
 MOST_BYTES = 4_500_000
-_NOT_KEPT = {
-    "evaluate-every",
-    "evaluation-tasks",
-    "num-workers",
-    "backend",
-    "engine",
-    "update",
-    *RAY_KEYS,
-}
+_NOT_KEPT = {"evaluate-every", "evaluation-tasks", "num-workers", "backend", "engine", "update", *RAY_KEYS}
 _NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 # Names inside a policy's folder, which no policy can have.
 _HELD = {CHECKPOINTS, CONFIG, EVALUATION}

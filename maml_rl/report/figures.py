@@ -42,13 +42,7 @@ class Series:
     high: ArrayLike | None = None
 
 
-def figure(
-    title: str,
-    explanation: str,
-    *content: Markup | None,
-    css: str = "",
-    data: Markup | None = None,
-) -> Markup:
+def figure(title: str, explanation: str, *content: Markup | None, css: str = "", data: Markup | None = None) -> Markup:
     """Return a card with a title, the drawing, and how to read it; `data` are the numbers that `numbers` returns."""
     return element(
         "figure",

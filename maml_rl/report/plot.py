@@ -67,14 +67,7 @@ class Plot:
     """
 
     def __init__(
-        self,
-        x: Axis,
-        y: Axis,
-        summary: str,
-        *,
-        equal: bool = False,
-        width: int = _WIDTH,
-        height: int = _HEIGHT,
+        self, x: Axis, y: Axis, summary: str, *, equal: bool = False, width: int = _WIDTH, height: int = _HEIGHT
     ) -> None:
         self._x, self._y, self._summary = x.span, y.span, summary
         y_ticks = y.ticks(max(2, height // 55))
@@ -185,11 +178,7 @@ class Plot:
         across = (np.asarray(xs, np.float64) - self._x.low) / (self._x.high - self._x.low)
         up = (np.asarray(ys, np.float64) - self._y.low) / (self._y.high - self._y.low)
         return np.stack(
-            [
-                self._left + across * (self._right - self._left),
-                self._bottom + up * (self._top - self._bottom),
-            ],
-            axis=-1,
+            [self._left + across * (self._right - self._left), self._bottom + up * (self._top - self._bottom)], axis=-1
         )
 
     def _y_axis(self, names: Sequence[tuple[float, str]], label: str) -> list[Markup]:
