@@ -17,8 +17,8 @@ from typing import Any
 from benchmarks.measuring import Samples, describe
 from maml_rl.cli.console import Parser
 from maml_rl.errors import ConfigError
-from maml_rl.report.plot import Axis, Plot, check_figure, write_panels
-from maml_rl.results.scales import Span
+from maml_rl.report.plot import Plot, check_figure, write_panels
+from maml_rl.results.scales import Axis
 
 # Pixels: of a chart's width, of a bar's row, and of what is around all rows.
 _WIDTH, _ROW, _AROUND = 700, 38, 54
@@ -154,10 +154,10 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
 
 def _bars(rows: Sequence[Mapping[str, Any]]) -> Plot:
     # At the right end is room for the number of the longest bar.
-    across = Span(0.0, 1.1 * max(row["max"] for row in rows) or 1.0)
-    up = Axis(Span(0.5 - len(rows), 0.5), names=())
+    across = Axis(0.0, 1.1 * max(row["max"] for row in rows) or 1.0, rows[0]["unit"])
+    up = Axis(0.5 - len(rows), 0.5, names=())
     height = _ROW * len(rows) + _AROUND
-    plot = Plot(Axis(across, rows[0]["unit"]), up, "medians of the rounds", width=_WIDTH, height=height)
+    plot = Plot(across, up, "medians of the rounds", width=_WIDTH, height=height)
     for place, row in enumerate(rows):
         plot.label(0.0, 0.1 - place, ", ".join(filter(None, (row["name"], row["note"]))), "")
         plot.across(0.0, row["median"], -0.2 - place, "bar rest")

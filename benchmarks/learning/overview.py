@@ -11,9 +11,9 @@ import numpy as np
 from benchmarks.learning.page import adapted, compared, curves, final_rows, leads_all, rows_of
 from benchmarks.learning.plan import COMPARISON, ORACLE, PRETRAIN, Plan
 from benchmarks.learning.results import Values
-from maml_rl.report.plot import Axis, Plot, write_panels
+from maml_rl.report.plot import Plot, write_panels
 from maml_rl.results.evaluation import pooled_intervals
-from maml_rl.results.scales import Span
+from maml_rl.results.scales import Axis
 from maml_rl.results.statistics import interquartile_mean
 
 # Of a method, whichever of its settings a family has.
@@ -75,11 +75,11 @@ def draw(plan: Plan, path: Path) -> None:
             if max(row.iteration for row in rows) > 0:
                 column = next(column for column, names in COLUMNS.items() if name in names)
                 lines[column] = curves(rows)[0]
-        x = Span.of([0.0], *(xs for xs, _ in lines.values()), margin=0.0)
+        places = (xs for xs, _ in lines.values())
+        x = Axis.of([0.0], *places, label="environment steps", margin=0.0, counts=True)
         # The initial policies of a family may be far below everything that is learned.
-        y = Span.of(*(middles[1:] for _, middles in lines.values()))
-        across = Axis(x, "environment steps", counts=True)
-        plot = Plot(across, Axis(y), family.title, width=238, height=190)
+        y = Axis.of(*(middles[1:] for _, middles in lines.values()))
+        plot = Plot(x, y, family.title, width=238, height=190)
         for column, (xs, middles) in lines.items():
             plot.line(xs, np.clip(middles, y.low, y.high), _COLORS.get(column, "rest"))
         panels.append(("", family.title, plot))
@@ -115,9 +115,9 @@ def draw_algorithms(suite: Plan, path: Path) -> None:
 def _panel(title: str, lines: Mapping[str, tuple[Values, Values]], x_label: str, y_label: str) -> tuple[str, str, Plot]:
     reached = max(float(xs[-1]) for xs, _ in lines.values())
     # To the right of the lines is room for their names. Initial policies may be far below everything that is learned.
-    x = Span(0.0, (1.0 + _ROOM) * reached)
-    y = Span.of(*(middles[1:] for _, middles in lines.values()))
-    plot = Plot(Axis(x, x_label, counts=True), Axis(y, y_label), title, width=_WIDTH, height=_HEIGHT)
+    x = Axis(0.0, (1.0 + _ROOM) * reached, x_label, counts=True)
+    y = Axis.of(*(middles[1:] for _, middles in lines.values()), label=y_label)
+    plot = Plot(x, y, title, width=_WIDTH, height=_HEIGHT)
     ends = np.array([middles[-1] for _, middles in lines.values()])
     places = spread(ends, y, _APART * (y.high - y.low))
     ranks = np.argsort(np.argsort(-ends))
@@ -130,7 +130,7 @@ def _panel(title: str, lines: Mapping[str, tuple[Values, Values]], x_label: str,
     return "label", title, plot
 
 
-def spread(values: Values, span: Span, apart: float) -> Values:
+def spread(values: Values, span: Axis, apart: float) -> Values:
     """Return places in a span for labels of values, near them and in their order, each so far from the next."""
     places, order = values.copy(), np.argsort(values, kind="stable")
     for below, above in pairwise(order):

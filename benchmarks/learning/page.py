@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.learning.plan import ORACLE, PRETRAIN, RANDOM, TRPO, Family, Plan
 from benchmarks.learning.results import SUCCESS, Row, Values, by_seed, read_rows
-from maml_rl.report.plot import Axis, Plot, write_panels
+from maml_rl.report.plot import Plot, write_panels
 from maml_rl.results.evaluation import (
     Evaluation,
     difference_interval,
@@ -19,7 +19,7 @@ from maml_rl.results.evaluation import (
     pooled_intervals,
     probability_of_improvement,
 )
-from maml_rl.results.scales import Span, listed
+from maml_rl.results.scales import Axis, listed
 from maml_rl.results.statistics import interquartile_mean
 from maml_rl.results.verdict import leads
 from maml_rl.runs.atomic_files import replace_file
@@ -368,13 +368,14 @@ def _panels(plan: Plan, family: Family, label: str, place: Callable[[Row], float
     # The initial policies of a family may be far below everything that is learned.
     later = [middle[1:] for (_, middle), *_ in lines.values()]
     later += [training[1:] for name in chosen for _, training in lines[name][1:]]
-    x = Span.of([0.0], *(xs for curves in lines.values() for xs, _ in curves), margin=0.0)
-    y = Span.of(*later)
+    places = (xs for curves in lines.values() for xs, _ in curves)
+    x = Axis.of([0.0], *places, label=label, margin=0.0, counts=place is _env_steps)
+    y = Axis.of(*later, label="return after one step")
     panels = []
     for number, name in enumerate(chosen):
         plot = Plot(
-            Axis(x, label, counts=place is _env_steps),
-            Axis(y, "return after one step"),
+            x,
+            y,
             f"{family.title}: {name}",
             # Three panels side by side fill the width of a page.
             width=290,

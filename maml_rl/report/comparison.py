@@ -10,7 +10,7 @@ from maml_rl.envs.tasks import task_key
 from maml_rl.report.curves import group_css
 from maml_rl.report.figures import Series, figure, legend, named, numbers, table
 from maml_rl.report.markup import Markup, element
-from maml_rl.report.plot import Axis, Plot
+from maml_rl.report.plot import Plot
 from maml_rl.results.comparable import METHODS, unequal_settings
 from maml_rl.results.evaluation import (
     Evaluation,
@@ -22,7 +22,7 @@ from maml_rl.results.evaluation import (
     share_tasks,
     whose_tasks_differ,
 )
-from maml_rl.results.scales import Span, counted, readable, readable_interval, readable_value
+from maml_rl.results.scales import Axis, counted, readable, readable_interval, readable_value
 from maml_rl.results.verdict import GroupResult, at_common_steps, base_of, cautions, verdicts
 
 # Maximum number of numbers below an axis.
@@ -106,11 +106,12 @@ def step_returns(results: Sequence[GroupResult]) -> Markup | None:
     plot = Plot(
         # Of many names, some.
         Axis(
-            Span(-0.2, steps - 0.8),
+            -0.2,
+            steps - 0.8,
             f"{counted or 'gradient steps'} on a new task",
             [(step, str(step + bool(counted))) for step in range(0, steps, -(-steps // _MOST_NAMES))],
         ),
-        Axis(Span.of(*bounds, *known, *(curve[:steps] for _, _, curve in sources)), "mean return"),
+        Axis.of(*bounds, *known, *(curve[:steps] for _, _, curve in sources), label="mean return"),
         "; ".join(
             f"{line.name}: " + ", ".join(readable(row[0]) for row in values)
             for line, values in zip(lines, intervals, strict=True)
@@ -211,15 +212,15 @@ def performance_profiles(results: Sequence[GroupResult]) -> Markup | None:
     if alone or not _trained_alike(results):
         return None
     returns = np.concatenate([evaluation.task_returns()[:, -1] for line in lines for evaluation in line.evaluations])
-    span = Span.of(returns)
-    thresholds = np.linspace(span.low, span.high, _THRESHOLDS)
+    x = Axis.of(returns, label="return on a new task after adaptation")
+    thresholds = np.linspace(x.low, x.high, _THRESHOLDS)
     profiles = [profile_intervals(line.evaluations, thresholds).T for line in lines]
     middles = [
         float(np.median([evaluation.task_returns()[:, -1] for evaluation in line.evaluations])) for line in lines
     ]
     plot = Plot(
-        Axis(span, "return on a new task after adaptation"),
-        Axis(Span(0.0, 1.04), "share of trainings and tasks above it"),
+        x,
+        Axis(0.0, 1.04, "share of trainings and tasks above it"),
         "Performance profiles. Half of the returns are above "
         + ", ".join(f"{readable(middle)} ({line.name})" for line, middle in zip(lines, middles, strict=True))
         + ".",

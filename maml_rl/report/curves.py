@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from maml_rl.report.figures import SMOOTHINGS, X_AXES, Series, figure, legend, numbers, row, table
 from maml_rl.report.markup import Markup, element
-from maml_rl.report.plot import Axis, Plot, switched
+from maml_rl.report.plot import Plot, switched
 from maml_rl.results.comparable import METHODS, Curve, RunGroup, common_steps, equal_steps
-from maml_rl.results.scales import Span, counted, decimals, readable, readable_count
+from maml_rl.results.scales import Axis, counted, decimals, readable, readable_count
 
 _SEEDS_FOR_A_BAND = 3
 # The style sheet has as many colors for gradient steps and for groups; further groups have dashes, too.
@@ -219,8 +219,8 @@ def _over_training(
     if not any(np.isfinite(line.curves[0].seeds).any() for line in lines):
         return None
     first = [line.curves[0] for line in lines]
-    span = Span.of(*(values for curve in first for values in _drawn(curve)))
-    span = Span(0.0, span.high) if zero and span.high > 0 else span
+    y = Axis.of(*(values for curve in first for values in _drawn(curve)), label=label)
+    y = Axis(0.0, y.high, label) if zero and y.high > 0 else y
     ends = ", ".join(
         f"{line.name} from {readable(curve.mean[0])} to {readable(curve.mean[-1])}"
         for line, curve in zip(lines, first, strict=True)
@@ -232,9 +232,9 @@ def _over_training(
         # Steps and times may be unknown; a learner of recorded histories takes no steps.
         known = all(np.isfinite(place[name]).all() and place[name].any() for place in places)
         axis = name if known else "iterations"
-        across = Span.of([0.0], *(place[axis] for place in places), margin=0.0)
-        x = Axis(across, X_AXES[axis], counts=axis != "minutes")
-        plot = Plot(x, Axis(span, label), f"{title}: {ends}.")
+        across = (place[axis] for place in places)
+        x = Axis.of([0.0], *across, label=X_AXES[axis], margin=0.0, counts=axis != "minutes")
+        plot = Plot(x, y, f"{title}: {ends}.")
         for index, width in enumerate(SMOOTHINGS[: len(lines[0].curves)]):
             if len(lines[0].curves) > 1:
                 plot.layer(f"smoothed width{width}")

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from maml_rl.report.curves import group_css
-from maml_rl.report.plot import Axis, Plot, write_panels
+from maml_rl.report.plot import Plot, write_panels
 from maml_rl.results.comparable import common_steps
 from maml_rl.results.evaluation import (
     Line,
@@ -24,7 +24,7 @@ from maml_rl.results.evaluation import (
     share_tasks,
     whose_tasks_differ,
 )
-from maml_rl.results.scales import Span, readable_count
+from maml_rl.results.scales import Axis, readable_count
 from maml_rl.results.statistics import interquartile_mean
 from maml_rl.results.verdict import GroupResult, after, base_of
 
@@ -103,13 +103,14 @@ def _curves(measured: Sequence[GroupResult]) -> tuple[str, Plot]:
         bounds = [curve.low[known], curve.high[known]] if len(result.group.runs) > 2 else []
         shown.append((x[known], curve.mean[known], bounds))
     plot = _chart(
-        Axis(
-            Span.of([0.0], *(x for x, *_ in shown), margin=0.0),
-            "environment steps" if by_steps else "iteration",
-            None,
-            True,
+        Axis.of(
+            [0.0],
+            *(x for x, *_ in shown),
+            label="environment steps" if by_steps else "iteration",
+            margin=0.0,
+            counts=True,
         ),
-        Axis(Span.of(*(line for _, mean, bounds in shown for line in (mean, *bounds))), "return after adaptation"),
+        Axis.of(*(line for _, mean, bounds in shown for line in (mean, *bounds)), label="return after adaptation"),
         "returns while training",
     )
     for result, (x, mean, bounds) in zip(measured, shown, strict=True):
@@ -122,12 +123,12 @@ def _curves(measured: Sequence[GroupResult]) -> tuple[str, Plot]:
 def _named_rows(measured: Sequence[GroupResult]) -> Axis:
     """Return the axis with the names of experiments, the first on top."""
     names = [(-float(place), result.group.name) for place, result in enumerate(measured)]
-    return Axis(Span(0.5 - len(measured), 0.5), names=names)
+    return Axis(0.5 - len(measured), 0.5, names=names)
 
 
 def _means(measured: Sequence[GroupResult]) -> Plot:
     middles = [pooled_intervals(result.evaluations, interquartile_mean) for result in measured]
-    x = Axis(Span.of(*(values[[0, -1]] for values in middles)), "interquartile mean")
+    x = Axis.of(*(values[[0, -1]] for values in middles), label="interquartile mean")
     plot = _chart(x, _named_rows(measured), "interquartile means of the returns on new tasks")
     for place, (result, intervals) in enumerate(zip(measured, middles, strict=True)):
         css = group_css(result.group)
@@ -138,12 +139,11 @@ def _means(measured: Sequence[GroupResult]) -> Plot:
 
 
 def _profiles(measured: Sequence[GroupResult]) -> Plot:
-    span = Span.of(
-        *(evaluation.task_returns()[:, -1] for side in measured for evaluation in side.evaluations), margin=0.02
-    )
-    thresholds = np.linspace(span.low, span.high, _THRESHOLDS)
-    y = Axis(Span(0.0, 1.02), "share of runs and tasks above it")
-    plot = _chart(Axis(span, "return after adaptation"), y, "performance profiles")
+    returns = (evaluation.task_returns()[:, -1] for side in measured for evaluation in side.evaluations)
+    x = Axis.of(*returns, label="return after adaptation", margin=0.02)
+    thresholds = np.linspace(x.low, x.high, _THRESHOLDS)
+    y = Axis(0.0, 1.02, "share of runs and tasks above it")
+    plot = _chart(x, y, "performance profiles")
     for result in measured:
         shares, low, high = profile_intervals(result.evaluations, thresholds).T
         if len(result.evaluations) > 2:
@@ -157,8 +157,8 @@ def _differences(measured: Sequence[GroupResult]) -> Plot:
     others = [result for result in measured if result is not base]
     differences = [difference_interval(other.evaluations, base.evaluations) for other in others]
     rows = _named_rows(others)
-    plot = _chart(Axis(Span.of([0.0], *differences), "difference of the mean returns"), rows, "differences")
-    plot.line([0.0, 0.0], [rows.span.low, rows.span.high], "rest level")
+    plot = _chart(Axis.of([0.0], *differences, label="difference of the mean returns"), rows, "differences")
+    plot.line([0.0, 0.0], [rows.low, rows.high], "rest level")
     for place, (other, (value, low, high)) in enumerate(zip(others, differences, strict=True)):
         plot.across(low, high, -place, group_css(other.group))
         plot.dots([value], [-place], group_css(other.group))

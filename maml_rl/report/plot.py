@@ -5,7 +5,6 @@ Several charts are one file: SVG, the same bytes for the same numbers, or PDF an
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.errors import ConfigError, explain
 from maml_rl.report.markup import Markup, element, join
-from maml_rl.results.scales import Span, tick_labels
+from maml_rl.results.scales import Axis
 from maml_rl.runs.atomic_files import replace_file
 
 _WIDTH, _HEIGHT = 480, 300
@@ -30,28 +29,6 @@ _GAP, _TITLE, _LINE = 12, 26, 20
 _SAMPLE, _BESIDE, _LETTER = 30, 14, 7.2
 # Of an inch: pixels of SVG, points of PDF, and pixels of a picture in print.
 _SCREEN, _POINTS, _PRINT = 96, 72, 300
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """An axis: its span, its label, and what is written at its ticks.
-
-    Attributes:
-        names: (position, name) pairs instead of numbers.
-        counts: whether it counts something: its numbers are integers.
-    """
-
-    span: Span
-    label: str = ""
-    names: Sequence[tuple[float, str]] | None = None
-    counts: bool = False
-
-    def ticks(self, most: int) -> list[tuple[float, str]]:
-        """Return positions and what is written there; about `most` numbers, or the names."""
-        if self.names is not None:
-            return list(self.names)
-        ticks = self.span.ticks(most, whole=self.counts)
-        return list(zip(ticks, tick_labels(ticks), strict=True))
 
 
 class Plot:
@@ -69,8 +46,8 @@ class Plot:
     def __init__(
         self, x: Axis, y: Axis, summary: str, *, equal: bool = False, width: int = _WIDTH, height: int = _HEIGHT
     ) -> None:
-        self._x, self._y, self._summary = x.span, y.span, summary
-        y_ticks = y.ticks(max(2, height // 55))
+        self._x, self._y, self._summary = x, y, summary
+        y_ticks = y.marks(max(2, height // 55))
         below = _BOTTOM if x.label else _BOTTOM - 18
         self._left = 12 + _CHARACTER * max((len(text) for _, text in y_ticks), default=0)
         self._top = 34 if y.label else 10
@@ -81,7 +58,7 @@ class Plot:
             height = self._bottom + below
         self._size = (width, height)
         self._scale = self._y_axis(y_ticks, y.label)
-        self._base = self._x_axis(x.ticks(max(2, width // 60)), x.label)
+        self._base = self._x_axis(x.marks(max(2, width // 60)), x.label)
         self._marks: list[Markup] = []
         self._layers: list[tuple[str, list[Markup]]] = [("", self._marks)]
 

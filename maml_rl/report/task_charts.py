@@ -10,9 +10,9 @@ from maml_rl.envs.meta_env import Task
 from maml_rl.report.curves import after
 from maml_rl.report.figures import Series, figure, legend, numbers
 from maml_rl.report.markup import Markup, element
-from maml_rl.report.plot import Axis, Plot
+from maml_rl.report.plot import Plot
 from maml_rl.results.evaluation import Evaluation, SampledEvaluation
-from maml_rl.results.scales import Span, decimals, readable
+from maml_rl.results.scales import Axis, decimals, readable
 
 NAVIGATION = "2DNavigation-v0"
 _FEW_VALUES = 4
@@ -87,13 +87,13 @@ def _against_number(evaluation: Evaluation, parameter: NDArray[np.float64]) -> M
         # Tasks with equal values would cover each other.
         places = np.searchsorted(values, parameter).astype(np.float64)
         places += _JITTER * np.sin(2.4 * np.arange(len(places)))
-        span = Span(-0.5, len(values) - 0.5)
         names = [(index, _value(np.asarray(value))) for index, value in enumerate(values)]
+        x = Axis(-0.5, len(values) - 0.5, name, names)
     else:
-        places, span, names = parameter, Span.of(parameter), None
+        places, x = parameter, Axis.of(parameter, label=name)
     plot = Plot(
-        Axis(span, name, names),
-        Axis(Span.of(before, later), "return of a task"),
+        x,
+        Axis.of(before, later, label="return of a task"),
         f"Return against {name}: {readable(before.mean())} on average {first}, {readable(later.mean())} {last}.",
     )
     for css, returns in (("before", before), ("after", later)):
@@ -113,7 +113,7 @@ def _on_map(evaluation: Evaluation, places: NDArray[np.float64]) -> Markup:
     name = next(iter(evaluation.tasks[0]))
     low, high = min(before.min(), later.min()), max(before.max(), later.max())
     digits = decimals([low, high])
-    axis = Axis(Span.of(places, margin=0.08))
+    axis = Axis.of(places, margin=0.08)
     maps = []
     for title, returns in ((first, before), (last, later)):
         plot = Plot(
@@ -143,8 +143,8 @@ def _one_by_one(evaluation: Evaluation) -> Markup:
     before, later, (first, last) = _before_and_after(evaluation)
     plot = Plot(
         # If they were sorted by noisy returns, the worst would improve and the best get worse by chance.
-        Axis(Span(-1.0, len(before)), "tasks, in the order in which they were drawn", names=[]),
-        Axis(Span.of(before, later), "return of a task"),
+        Axis(-1.0, len(before), "tasks, in the order in which they were drawn", names=[]),
+        Axis.of(before, later, label="return of a task"),
         f"Return of each task: {readable(before.mean())} on average {first}, {readable(later.mean())} {last}.",
     )
     places = range(len(before))
@@ -185,8 +185,8 @@ def navigation_paths(sampled: SampledEvaluation) -> Markup | None:
     for task, goal, phases in zip(chosen, goals, paths, strict=True):
         before, later = (readable(value, digits) for value in returns[task])
         plot = Plot(
-            Axis(across),
-            Axis(up),
+            across,
+            up,
             f"Paths to the {describe(tasks[task])}: return {before} before, {later} after.",
             equal=True,
             width=240,
@@ -212,11 +212,11 @@ def navigation_paths(sampled: SampledEvaluation) -> Markup | None:
     )
 
 
-def _square(points: NDArray[np.float64]) -> tuple[Span, Span]:
-    """Return spans of the same width that hold all points (n, 2)."""
+def _square(points: NDArray[np.float64]) -> tuple[Axis, Axis]:
+    """Return axes of the same width that hold all points (n, 2)."""
     low, high = points.min(axis=0), points.max(axis=0)
     middle, half = (low + high) / 2.0, max(0.55 * float((high - low).max()), 1e-3)
-    return Span(middle[0] - half, middle[0] + half), Span(middle[1] - half, middle[1] + half)
+    return Axis(middle[0] - half, middle[0] + half), Axis(middle[1] - half, middle[1] + half)
 
 
 def _paths(sampled: SampledEvaluation, phase: int, task: int) -> list[NDArray[np.float64]]:

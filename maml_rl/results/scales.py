@@ -1,4 +1,4 @@
-"""From numbers to positions on a chart: spans of values, round ticks, short labels."""
+"""From numbers to positions on a chart: axes, round ticks, short labels."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,51 +14,59 @@ _UNITS = ((1e9, "G", 1e9), (1e6, "M", 1e6), (1e3, "k", 1e4))
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """The values from `low` to `high`, low below high."""
+class Axis:
+    """An axis: the values that it spans, its label, and what is written at its ticks.
+
+    Attributes:
+        low: the least value.
+        high: the greatest, above `low`.
+        label: what the values are.
+        names: (position, name) pairs instead of numbers.
+        counts: whether it counts something: its numbers are integers.
+    """
 
     low: float
     high: float
+    label: str = ""
+    names: Sequence[tuple[float, str]] | None = None
+    counts: bool = False
 
     @classmethod
-    def of(cls, *values: ArrayLike, margin: float = 0.06) -> "Span":
-        """Return the span of all finite values, with a margin on both sides as a share of its width.
+    def of(cls, *values: ArrayLike, label: str = "", margin: float = 0.06, counts: bool = False) -> "Axis":
+        """Return an axis that spans all finite values, with a margin on both sides as a share of its width.
 
         Without a finite value it is [0, 1]; a single value is in the middle.
         """
         flat = np.concatenate([np.asarray(array, np.float64).ravel() for array in values]) if values else np.zeros(0)
         flat = flat[np.isfinite(flat)]
         if not len(flat):
-            return cls(0.0, 1.0)
+            return cls(0.0, 1.0, label, counts=counts)
         low, high = float(flat.min()), float(flat.max())
         # Values that differ only by rounding are one value.
         single = high - low <= 1e-9 * max(abs(low), abs(high))
         room = 0.5 * max(abs(low), 1.0) if single else margin * (high - low)
-        return cls(low - room, high + room)
+        return cls(low - room, high + room, label, counts=counts)
 
-    def ticks(self, most: int, *, whole: bool = False) -> list[float]:
-        """Return round numbers in the span, at least two, and at most about `most`.
-
-        Args:
-            most: about how many.
-            whole: for counts: only integers, and fewer than two where the span has fewer.
-        """
+    def ticks(self, most: int) -> list[float]:
+        """Return round numbers in the span, at least two, and at most about `most`; of integers there may be fewer."""
         wanted = (self.high - self.low) / max(most, 1)
         magnitude = 10.0 ** math.floor(math.log10(wanted))
         steps = [factor * magnitude for factor in _ROUND]
         step = next(
-            step for step in steps if step >= wanted * (1 - 1e-9) and (not whole or step == max(1, round(step)))
+            step for step in steps if step >= wanted * (1 - 1e-9) and (not self.counts or step == max(1, round(step)))
         )
-        ticks = _multiples(self, step)
-        while len(ticks) < 2 and not whole:
+        while True:
+            first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+            if last > first or self.counts:
+                return [index * step for index in range(first, last + 1)]
             step /= 2.0
-            ticks = _multiples(self, step)
-        return ticks
 
-
-def _multiples(span: Span, step: float) -> list[float]:
-    first, last = math.ceil(span.low / step - 1e-9), math.floor(span.high / step + 1e-9)
-    return [index * step for index in range(first, last + 1)]
+    def marks(self, most: int) -> list[tuple[float, str]]:
+        """Return positions and what is written there; about `most` numbers, or the names."""
+        if self.names is not None:
+            return list(self.names)
+        ticks = self.ticks(most)
+        return list(zip(ticks, tick_labels(ticks), strict=True))
 
 
 def tick_labels(ticks: Iterable[float]) -> list[str]:

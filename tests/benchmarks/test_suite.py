@@ -9,7 +9,7 @@ from benchmarks.learning.plan import ROOT, Family, Method, env_steps_of
 from maml_rl.config import load_config
 from maml_rl.config.catalog import find_config
 from maml_rl.experiment.build import make_experiment
-from maml_rl.results.scales import Span
+from maml_rl.results.scales import Axis
 from tests.envs.contract import marks
 
 FAMILIES = [
@@ -74,7 +74,7 @@ def test_settings_of_an_algorithm_on_a_family_override_others() -> None:
 
 def test_names_at_lines_are_apart_in_order_and_within_the_chart() -> None:
     ends = np.array([1.0, 9.9, 1.1, 9.8, 5.0])
-    places = spread(ends, Span(0.0, 10.0), 1.0)
+    places = spread(ends, Axis(0.0, 10.0), 1.0)
     assert np.argsort(places).tolist() == np.argsort(ends).tolist()
     assert np.diff(np.sort(places)).min() >= 1.0 - 1e-9
     assert 0.0 <= places.min() <= places.max() <= 10.0

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from maml_rl.errors import ConfigError
-from maml_rl.report.plot import Axis, Plot, check_figure, switched, write_panels
-from maml_rl.results.scales import Span
+from maml_rl.report.plot import Plot, check_figure, switched, write_panels
+from maml_rl.results.scales import Axis
 
 
 def drawn(plot: Plot) -> ElementTree.Element:
@@ -24,12 +24,11 @@ def texts(plot: Plot) -> dict[str, tuple[float, float]]:
 
 
 def unit_plot(**options: object) -> Plot:
-    unit = Span(0.0, 1.0)
-    return Plot(Axis(unit, **options), Axis(unit), "a test")
+    return Plot(Axis(0.0, 1.0, **options), Axis(0.0, 1.0), "a test")
 
 
 def test_dots_are_at_their_coordinates() -> None:
-    plot = Plot(Axis(Span(0.0, 10.0)), Axis(Span(-100.0, 0.0)), "a test")
+    plot = Plot(Axis(0.0, 10.0), Axis(-100.0, 0.0), "a test")
     plot.dots([0.0, 10.0, 5.0], [-100.0, 0.0, -50.0], "before")
     places = np.array([[float(dot.get("cx", 0)), float(dot.get("cy", 0))] for dot in marks(plot, "dot")])
     left, right = texts(plot)["2"][0], texts(plot)["8"][0]
@@ -56,7 +55,7 @@ def test_points_between_gaps_are_dots_and_intervals() -> None:
 
 def test_axes_to_choose_from_share_their_drawing_where_it_is_the_same() -> None:
     plots = {
-        name: Plot(Axis(Span(0.0, end), name), Axis(Span(0.0, 1.0)), "a test")
+        name: Plot(Axis(0.0, end, name), Axis(0.0, 1.0), "a test")
         for name, end in (("steps", 10.0), ("iterations", 1.0), ("minutes", 4.0))
     }
     for plot, xs in zip(plots.values(), ([0.0, 10.0], [0.0, 1.0], [0.0, 1.0]), strict=True):
@@ -94,7 +93,7 @@ def test_long_line_is_averaged_to_what_a_screen_can_show() -> None:
 
 
 def test_equal_axes_have_the_same_scale() -> None:
-    plot = Plot(Axis(Span(0.0, 1.0)), Axis(Span(0.0, 2.0)), "a test", equal=True, width=300)
+    plot = Plot(Axis(0.0, 1.0), Axis(0.0, 2.0), "a test", equal=True, width=300)
     plot.dots([0.0, 1.0, 0.0], [0.0, 0.0, 1.0], "before")
     origin, right, up = (np.array([float(dot.get("cx", 0)), float(dot.get("cy", 0))]) for dot in marks(plot, "dot"))
     assert right[0] - origin[0] == pytest.approx(origin[1] - up[1], abs=1.0)
@@ -130,7 +129,7 @@ def test_label_is_on_the_side_of_its_point_that_has_room_for_it() -> None:
 
 
 def panel(title: str, height: int = 100) -> tuple[str, str, Plot]:
-    plot = Plot(Axis(Span(0.0, 1.0)), Axis(Span(0.0, 1.0)), title, width=200, height=height)
+    plot = Plot(Axis(0.0, 1.0), Axis(0.0, 1.0), title, width=200, height=height)
     plot.line([0.0, 1.0], [0.0, 1.0], "group0")
     return "label", title, plot
 

@@ -5,19 +5,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maml_rl.results.scales import Span, readable, readable_count, readable_seconds, tick_labels
+from maml_rl.results.scales import Axis, readable, readable_count, readable_seconds, tick_labels
 
 LIMITS = st.floats(-1e9, 1e9).filter(lambda x: x == 0 or abs(x) > 1e-6)
 
 
 @st.composite
-def spans(draw: st.DrawFn) -> Span:
+def spans(draw: st.DrawFn) -> Axis:
     low = draw(LIMITS)
-    return Span(low, low + draw(st.floats(1e-3, 1e3)) * max(1.0, abs(low)))
+    return Axis(low, low + draw(st.floats(1e-3, 1e3)) * max(1.0, abs(low)))
 
 
 @given(spans(), st.integers(1, 12))
-def test_ticks_are_few_but_at_least_two_and_evenly_spaced_within_the_span(span: Span, most: int) -> None:
+def test_ticks_are_few_but_at_least_two_and_evenly_spaced_within_the_span(span: Axis, most: int) -> None:
     ticks = span.ticks(most)
     room = 1e-6 * (span.high - span.low)
     assert all(span.low - room <= tick <= span.high + room for tick in ticks)
@@ -27,27 +27,27 @@ def test_ticks_are_few_but_at_least_two_and_evenly_spaced_within_the_span(span: 
 
 
 @given(spans(), st.integers(2, 8))
-def test_labels_distinguish_ticks(span: Span, most: int) -> None:
+def test_labels_distinguish_ticks(span: Axis, most: int) -> None:
     labels = tick_labels(span.ticks(most))
     assert len(set(labels)) == len(labels)
 
 
 @pytest.mark.parametrize(
-    ("span", "whole", "expected"),
+    ("span", "expected"),
     [
-        (Span(0.0, 1.0), False, [0.0, 0.25, 0.5, 0.75, 1.0]),
-        (Span(-41.0, 3.0), False, [-40.0, -20.0, 0.0]),
-        (Span(0.0, 160_000.0), False, [0.0, 50_000.0, 100_000.0, 150_000.0]),
-        (Span(3.2, 3.9), False, [3.2, 3.4, 3.6, 3.8]),
-        (Span(0.0, 3.0), True, [0.0, 1.0, 2.0, 3.0]),
-        (Span(0.0, 9.0), True, [0.0, 2.0, 4.0, 6.0, 8.0]),
-        (Span(0.0, 11.0), True, [0.0, 5.0, 10.0]),
-        (Span(0.0, 0.5), True, [0.0]),
-        (Span(0.0, 100.0), True, [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]),
+        (Axis(0.0, 1.0), [0.0, 0.25, 0.5, 0.75, 1.0]),
+        (Axis(-41.0, 3.0), [-40.0, -20.0, 0.0]),
+        (Axis(0.0, 160_000.0), [0.0, 50_000.0, 100_000.0, 150_000.0]),
+        (Axis(3.2, 3.9), [3.2, 3.4, 3.6, 3.8]),
+        (Axis(0.0, 3.0, counts=True), [0.0, 1.0, 2.0, 3.0]),
+        (Axis(0.0, 9.0, counts=True), [0.0, 2.0, 4.0, 6.0, 8.0]),
+        (Axis(0.0, 11.0, counts=True), [0.0, 5.0, 10.0]),
+        (Axis(0.0, 0.5, counts=True), [0.0]),
+        (Axis(0.0, 100.0, counts=True), [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]),
     ],
 )
-def test_ticks_are_round_and_those_of_counts_are_integers(span: Span, whole: bool, expected: list[float]) -> None:
-    np.testing.assert_allclose(span.ticks(5 if whole else 4, whole=whole), expected, rtol=0.0, atol=1e-9)
+def test_ticks_are_round_and_those_of_counts_are_integers(span: Axis, expected: list[float]) -> None:
+    np.testing.assert_allclose(span.ticks(5 if span.counts else 4), expected, rtol=0.0, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -66,13 +66,13 @@ def test_labels_are_short(ticks: list[float], labels: list[str]) -> None:
 
 
 def test_span_has_a_margin_and_ignores_non_finite_values() -> None:
-    assert Span.of([1.0, math.nan, math.inf], [3.0], margin=0.5) == Span(0.0, 4.0)
-    assert Span.of([]) == Span.of([math.nan]) == Span(0.0, 1.0)
+    assert Axis.of([1.0, math.nan, math.inf], [3.0], margin=0.5) == Axis(0.0, 4.0)
+    assert Axis.of([]) == Axis.of([math.nan]) == Axis(0.0, 1.0)
 
 
 @pytest.mark.parametrize("value", [0.0, -50.0, 1e-12])
 def test_span_of_one_value_has_it_in_the_middle(value: float) -> None:
-    span = Span.of([value, value])
+    span = Axis.of([value, value])
     assert span.low < value < span.high
     assert (span.low + span.high) / 2 == pytest.approx(value, abs=1e-12)
 
