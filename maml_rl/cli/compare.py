@@ -148,7 +148,7 @@ def _trained(options: argparse.Namespace) -> list[Path]:
     """Return the folders of all runs, after training those of configs that are missing."""
     from maml_rl.experiment.estimate import Estimate, estimate
     from maml_rl.results.comparable import Run, read_runs, require_several
-    from maml_rl.results.problem import refuse_different_problems
+    from maml_rl.results.identity import refuse_different_problems
 
     given = [Path(entry) for entry in options.entries if Path(entry).is_dir()]
     for name in ("seeds", "env_steps", "set") if len(given) == len(options.entries) else ():

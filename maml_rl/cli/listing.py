@@ -13,7 +13,7 @@ from maml_rl.config.catalog import full_name, shipped_configs, zoo
 from maml_rl.config.config import Config, load_config
 from maml_rl.config.settings import MEASURED
 from maml_rl.errors import ConfigError
-from maml_rl.results.problem import problem_of
+from maml_rl.results.identity import problem_of
 
 _Entry = TypeVar("_Entry")
 

@@ -16,6 +16,18 @@ KeyPath = tuple[str, ...]
 # Ways to write a missing value in YAML; another is to write nothing, which in an option is a mistake.
 _NULLS = "null", "~"
 _MOST_BYTES = 1_000_000
+# As pytorch-maml-rl has them: settings of maml-trpo at the top level, and entries of config.json besides settings.
+FLAT_KEYS = (
+    "inner-loss",
+    "first-order",
+    "max-kl",
+    "cg-iters",
+    "cg-damping",
+    "curvature-fraction",
+    "ls-max-steps",
+    "ls-backtrack-ratio",
+)
+_SAVED_OPTIONS = ("config", "output_folder", "num_workers", "use_cuda", "device")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,3 +191,28 @@ def _walk(node: yaml.Node, path: KeyPath, places: dict[KeyPath, int | str], orig
             )
         places[here] = line
         _walk(value, here, places, origin)
+
+
+def gathered(mapping: Mapping, section: str) -> Mapping:
+    """Return a config with its flat keys moved into the section of the algorithm's settings."""
+    flat = [key for key in FLAT_KEYS if key in mapping.values]
+    settings = mapping.values.get(section) or {}
+    if not flat or not isinstance(settings, dict):
+        return mapping
+    for key in flat:
+        if key in settings:
+            raise ConfigError(f"two values for {key!r} in {mapping.place(key)}; keep the one below {section!r}")
+    values = {key: value for key, value in mapping.values.items() if key not in flat}
+    values[section] = settings | {key: mapping.values[key] for key in flat}
+    places = {(section, *path) if path[0] in flat else path: place for path, place in mapping.places.items()}
+    return replace(mapping, values=values, places=places)
+
+
+def explain_saved_option(key: str) -> str:
+    """Return the remedy for an option of pytorch-maml-rl's command line in config.json; "" for another key."""
+    if key not in _SAVED_OPTIONS:
+        return ""
+    return (
+        f"; config.json of pytorch-maml-rl holds options of its command line: remove {', '.join(_SAVED_OPTIONS)}, or "
+        "give the YAML file that it was made from"
+    )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from maml_rl.arrays import to_device
-from maml_rl.compat.pytorch_maml_rl import AppendedEpisodes, Array
+from maml_rl.compat import AppendedEpisodes, Array
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.advantages import Baseline, EstimatedEpisodes, estimate_advantages, known_gamma
 from maml_rl.machine import single_threaded

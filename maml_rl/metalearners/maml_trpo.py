@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from maml_rl.adaptation import AdaptationRule, InnerLoss, RuleLike, adapt_steps, as_rule, check_phases, reinforce
 from maml_rl.arguments import check_count
-from maml_rl.compat.pytorch_maml_rl import CalledWithEpisodes
+from maml_rl.compat import CalledWithEpisodes
 from maml_rl.config import Config
 from maml_rl.config.settings import Count, Positive
 from maml_rl.derivatives import EpisodeStore

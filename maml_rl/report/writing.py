@@ -22,7 +22,7 @@ from maml_rl.report.markup import Markup
 from maml_rl.report.page import GENERATOR, page
 from maml_rl.report.videos import videos
 from maml_rl.results.comparable import RunGroup, read_runs
-from maml_rl.results.problem import problem_of
+from maml_rl.results.identity import problem_of
 from maml_rl.results.scales import readable_value
 from maml_rl.results.verdict import GroupResult
 from maml_rl.runs.atomic_files import check_writable, replace_file

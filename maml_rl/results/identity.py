@@ -1,23 +1,30 @@
 """The identity of a run: a hash of everything that decides its episodes and updates, except for the seed.
 
 What is kept of a run, as its checkpoints, an evaluation or a comparison, is used again only under the identity that it
-was made with. A name of a folder or of a config says nothing about that.
+was made with. A name of a folder or of a config says nothing about that. Nor is it compared with runs of another
+problem.
 """
 
 import json
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from maml_rl.config.config import SECTION, Config
 from maml_rl.config.placement import PLACEMENT_KEYS
+from maml_rl.envs import FAMILIES
+from maml_rl.errors import ConfigError
 from maml_rl.foreign_files import read_regular
 from maml_rl.named_modules import find_named
+from maml_rl.results.scales import readable_value
 from maml_rl.runs.system import package_versions
+
+if TYPE_CHECKING:
+    # Lists of configs do not wait for it.
+    from torch import Tensor
 
 # What does not decide a single run's episodes: the seed tells runs apart, and the length how far they went. Where
 # workers are is of no importance, unless they are not waited for.
@@ -99,7 +106,7 @@ def sources(config: Config) -> dict[str, str]:
     return digests
 
 
-def parameters_digest(tensors: Mapping[str, Tensor]) -> str:
+def parameters_digest(tensors: Mapping[str, "Tensor"]) -> str:
     """Return the SHA-256 of parameters by name, whatever their order."""
     digest = sha256()
     for name in sorted(tensors):
@@ -117,3 +124,28 @@ def _texts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
         elif isinstance(value, str) and ("/" in value or "." in value):
             paths.append((key, value))
     return paths
+
+
+def problem_of(config: Config) -> dict[str, Any]:
+    """Return the family, its arguments and its time limit, by their keys; the family's own limit where it is known."""
+    steps, family = config.max_episode_steps, FAMILIES.get(config.env_name)
+    if steps is None and family is not None and "max_episode_steps" not in config.env_kwargs:
+        steps = family.max_episode_steps
+    return {"env-name": config.env_name, "env-kwargs": config.env_kwargs, "max-episode-steps": steps}
+
+
+def refuse_different_problems(configs: Sequence[Config]) -> None:
+    """Refuse configs whose tasks differ, and name the settings that make them one problem."""
+    differing: dict[str, list[str]] = {}
+    for key in problem_of(configs[0]):
+        values = list(dict.fromkeys(readable_value(problem_of(config)[key]) for config in configs))
+        if len(values) > 1:
+            differing[key] = values
+    if differing:
+        what = ", ".join(f"{key!r} is {' and '.join(each)}" for key, each in differing.items())
+        settings = {key: json.dumps(problem_of(configs[0])[key]) for key in differing}
+        given = " ".join(shlex.quote(f"{key}={value}") for key, value in settings.items())
+        raise ConfigError(
+            f"{what}: these are different problems; compare runs of one, or train all configs on that of the first: "
+            f"--set {given}"
+        )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from maml_rl.adaptation import AdaptationRule, RuleLike, as_rule
 from maml_rl.arguments import check_count
-from maml_rl.compat.pytorch_maml_rl import SamplesInTwoCalls
+from maml_rl.compat import SamplesInTwoCalls
 from maml_rl.derivatives import EpisodeStore, LocalStore
 from maml_rl.envs.meta_env import Task
 from maml_rl.episode.advantages import TaskwiseBaseline

@@ -24,7 +24,7 @@ from maml_rl.config.config import load_config
 from maml_rl.config.settings import MEASURED
 from maml_rl.envs import FAMILIES
 from maml_rl.errors import ConfigError
-from maml_rl.results.problem import refuse_different_problems
+from maml_rl.results.identity import refuse_different_problems
 from tests.small_runs import exit_code
 
 Command = Callable[..., str]

@@ -1,6 +1,7 @@
-"""Calls of pytorch-maml-rl: episodes built step by step, a learner called with them, sampling in two calls.
+"""What code for pytorch-maml-rl calls and nothing else needs: classes that it calls derive from these.
 
-What collects while the last update runs is `prefetch`.
+Episodes are built step by step, a learner is called with them, and sampling is two calls; what collects while the last
+update runs is `prefetch`.
 """
 
 from __future__ import annotations
