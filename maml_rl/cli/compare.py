@@ -190,7 +190,11 @@ def _trained(options: argparse.Namespace) -> list[Path]:
             about = f"{len(wanted)} runs of {budget:,.0f} environment steps, about {readable_minutes(minutes)}"
             print(f"{entry.name}: {about}, in {entry.folder}", flush=True)
         for run in wanted:
-            rate = estimates[entry.name].env_steps if entry.name in estimates else _rate(run, complete)
+            # Environment steps of an iteration.
+            if entry.name in estimates:
+                rate = estimates[entry.name].env_steps
+            else:
+                rate = complete[run.resolve()] / load_config(run / "config.json").num_batches
             seed = int(run.name.removeprefix("seed-"))
             _train(entry.config.override({"seed": seed}), run, budget, rate, options)
     return [*given, *folders]
@@ -201,12 +205,14 @@ def _entries(options: argparse.Namespace) -> list[_Entry]:
     from maml_rl.experiment.build import make_experiment
     from maml_rl.results.identity import identity
 
+    settings = {"num-workers": options.num_workers, **key_values(options.set or [], "--set")}
     taken: dict[Path, str] = {}
     entries = []
     for name in options.entries:
         if Path(name).is_dir():
             continue
-        path, config = _config(name, options)
+        path = Path(name) if Path(name).is_file() else find_config(name)
+        config = refuse_untrusted_code(overridden(load_config(path), settings), options)
         completed = make_experiment(config).config
         whose = identity(completed)
         usual = options.output_folder / name_of(path)
@@ -235,17 +241,6 @@ def _is_of(folder: Path, config: Config, completed: Config) -> bool:
     runs = [path.parent for path in folder.glob("seed-*/config.json")]
     known = [run for group in read_runs(runs)[0] for run in (*group.runs, *group.failed)] if runs else []
     return all(run.identity == identity(of_seed(run.config.seed)) for run in known)
-
-
-def _rate(run: Path, complete: dict[Path, float]) -> float:
-    """Return the environment steps of an iteration of a complete run."""
-    return complete[run.resolve()] / load_config(run / "config.json").num_batches
-
-
-def _config(entry: str, options: argparse.Namespace) -> tuple[Path, Config]:
-    path = Path(entry) if Path(entry).is_file() else find_config(entry)
-    settings = {"num-workers": options.num_workers, **key_values(options.set or [], "--set")}
-    return path, refuse_untrusted_code(overridden(load_config(path), settings), options)
 
 
 def _train(config: Config, run: Path, budget: float, rate: float, options: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -115,17 +115,18 @@ class Parser(argparse.ArgumentParser):
         self.exit(BAD_INPUT, f"{self.prog}: error: {_printable(message)} (--help lists the options)\n")
 
 
-def words_to_complete() -> list[str] | None:
-    """Return the words before the one that a shell asks argcomplete to complete; None where it asks nothing."""
+def words_to_complete(commands: Collection[str]) -> list[str] | None:
+    """Return the words before the one that a shell asks argcomplete to complete; None where it asks nothing.
+
+    The words after one of the commands are completed by its own parser.
+    """
     if _COMPLETED_FROM not in os.environ or find_spec("argcomplete") is None:
         return None
     line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
-    return f"{line}.".split()[1:-1]
-
-
-def complete_after_command() -> None:
-    """Let argcomplete complete the words after the second: the command's own parser knows them."""
-    os.environ[_COMPLETED_FROM] = "2"
+    words = f"{line}.".split()[1:-1]
+    if words[:1] and words[0] in commands:
+        os.environ[_COMPLETED_FROM] = "2"
+    return words
 
 
 def default_in_config(setting: Setting) -> str:

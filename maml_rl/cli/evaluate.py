@@ -220,7 +220,8 @@ def _check_outputs(options: argparse.Namespace, config_path: Path) -> None:
     if options.output is None:
         # Reports take evaluation.npz of a run for its tests.
         file = "training-tasks.npz" if options.training_tasks else "evaluation.npz"
-        options.output = _default_output(config_path, file)
+        named_after = Path("runs") / f"{name_of(config_path)}.npz"
+        options.output = config_path.parent / file if is_run(config_path) else named_after
         check_creatable(options.output.parent, "--output")
     used = {"--config": config_path, "--tasks": options.tasks if isinstance(options.tasks, Path) else None}
     for option, path in named.items():
@@ -243,11 +244,6 @@ def _check_has_policy(config_path: Path, choice: str) -> None:
             f"{config_path} is a config and not a run folder, so there is no trained policy beside it; give the folder "
             "of a run, or a checkpoint by --checkpoint, or --checkpoint initial for one at random"
         )
-
-
-def _default_output(config_path: Path, file: str) -> Path:
-    """Return the default file of results: `file` in the run's folder, or one named after the config."""
-    return config_path.parent / file if is_run(config_path) else Path("runs") / f"{name_of(config_path)}.npz"
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from maml_rl.cli.console import (
     add_num_workers,
     add_placement,
     add_trust,
-    complete_after_command,
     count_or_file,
     ending_in_order,
     file_path,
@@ -62,11 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.formatter_class = RawDescriptionHelpFormatter
     parser.add_argument("--version", action="version", version=f"maml-rl {__version__}")
     parser.add_argument("command", help=SUPPRESS).completer = lambda **_: [*COMMANDS]  # type: ignore[attr-defined]
-    to_complete = words_to_complete()
+    to_complete = words_to_complete(COMMANDS)
     if to_complete is not None:
         arguments = to_complete
-        if arguments[:1] and arguments[0] in COMMANDS:
-            complete_after_command()
     elif not arguments:
         parser.print_help()
         return 0

@@ -64,7 +64,8 @@ def run_record(arguments: Sequence[str], prog: str) -> int:
     parser.add_argument("--no-minari", action="store_true", help="write only what maml_rl itself reads")
     add_placement(parser)
     add_trust(parser)
-    return run_command(parser, arguments, _record, _how_to_go_on)
+    advice = "; what is recorded is kept, and the same command with --resume continues it"
+    return run_command(parser, arguments, _record, lambda options: advice)
 
 
 def _record(options: argparse.Namespace) -> None:
@@ -114,7 +115,3 @@ def _to_learn(options: argparse.Namespace) -> Config:
     given = {"fast-batch-size": options.episodes, "num-batches": options.iterations, "seed": options.seed}
     config = overridden(load_config(config_path), given)
     return refuse_untrusted_code(config, options).override(placement(options))
-
-
-def _how_to_go_on(options: Any) -> str:
-    return "; what is recorded is kept, and the same command with --resume continues it"

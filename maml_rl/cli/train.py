@@ -170,7 +170,12 @@ def _train(options: argparse.Namespace) -> None:
         from maml_rl.cli.tracking import check_trackers
 
         check_trackers(options.track)
-    _check_seeds(options)
+    if options.seeds is not None:
+        if options.seed is not None:
+            raise ConfigError(f"--seed {options.seed} contradicts --seeds; give one of them")
+        seeds = list(chain(*options.seeds))
+        if repeated := [seed for seed in seeds if seeds.count(seed) > 1]:
+            raise ConfigError(f"--seeds names {repeated[0]} more than once; leave out all except one")
     # Loaded before the work begins, for until then Ctrl-C ends the process at once.
     for module in ("maml_rl.cli.progress", "maml_rl.cli.tracking", "maml_rl.experiment.train"):
         import_module(module)
@@ -252,18 +257,6 @@ def _describe(config: Config, options: argparse.Namespace, device: Any, *, conti
             print(f"All that is for one seed; --seeds names {num_runs}.")
             what = f"The run{'s' * (num_runs > 1)} would be"
         print(f"{what} in {options.output_folder}; this was a dry run, which has written nothing.")
-
-
-def _check_seeds(options: argparse.Namespace) -> None:
-    """Refuse seeds that contradict each other."""
-    if options.seeds is None:
-        return
-    if options.seed is not None:
-        raise ConfigError(f"--seed {options.seed} contradicts --seeds; give one of them")
-    seeds = list(chain(*options.seeds))
-    for seed in seeds:
-        if seeds.count(seed) > 1:
-            raise ConfigError(f"--seeds names {seed} more than once; leave out all except one")
 
 
 def _check_run_folders(options: argparse.Namespace) -> None:

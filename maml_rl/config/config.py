@@ -25,8 +25,7 @@ from pydantic_core import ErrorDetails
 from maml_rl.arguments import suggest
 from maml_rl.config.placement import PLACEMENT_KEYS, Placement
 from maml_rl.config.settings import MOST, AnySettings, Count, Fraction, Positive, SettingsModel, finite, none_is_empty
-from maml_rl.config.yaml_source import FLAT_KEYS, explain_saved_option, gathered
-from maml_rl.config.yaml_source import KeyPath, Mapping, read_mapping
+from maml_rl.config.yaml_source import FLAT_KEYS, KeyPath, Mapping, explain_saved_option, gathered, read_mapping
 from maml_rl.errors import ConfigError
 from maml_rl.foreign_files import check_sum
 from maml_rl.named_modules import would_import

@@ -19,8 +19,7 @@ from maml_rl.config.config import Config
 from maml_rl.envs.meta_env import ValueRanges
 from maml_rl.errors import ConfigError
 from maml_rl.results.evaluation import after
-from maml_rl.results.identity import NOT_THE_EXPERIMENT, identity
-from maml_rl.results.identity import problem_of, refuse_different_problems
+from maml_rl.results.identity import NOT_THE_EXPERIMENT, identity, problem_of, refuse_different_problems
 from maml_rl.results.scales import counted, readable_value
 from maml_rl.results.statistics import jackknife_intervals, mean, pooled, without_each
 from maml_rl.runs.checkpoint import list_checkpoints
