@@ -7,7 +7,6 @@ update runs is `prefetch`.
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
@@ -166,6 +165,10 @@ class CalledWithEpisodes:
 
     settings: Any
     num_steps: int | None = None
+    # An update by a batch; the batch of episodes that have advantages; parameters (M, ...) after inner steps on some.
+    update: Callable[[Any], dict[str, Any]]
+    batch_of: Callable[..., Any]
+    adapted_to: Callable[..., dict[str, Tensor]]
 
     def step(
         self,
@@ -231,18 +234,6 @@ class CalledWithEpisodes:
         train = [[each] if isinstance(each, AppendedEpisodes) else each for each in sampler]
         adapted = self.adapted_to(train, first_order=self.settings.first_order if given is None else given)
         return {name: value.squeeze(0) for name, value in adapted.items()} if single else adapted
-
-    @abstractmethod
-    def update(self, batch: Any) -> dict[str, Any]:
-        """Update the policy's parameters by one trust-region step."""
-
-    @abstractmethod
-    def batch_of(self, train_episodes: Sequence[Any], valid_episodes: Any) -> Any:
-        """Return the batch of episodes that have advantages."""
-
-    @abstractmethod
-    def adapted_to(self, train_episodes: Sequence[Any], *, first_order: bool) -> dict[str, Tensor]:
-        """Return the parameters (M, ...) after inner steps on the episodes of all tasks."""
 
 
 class PendingSample:

@@ -145,7 +145,11 @@ def record(
         learners = _make_learners(learner, described, config, seeds, checked)
         horizon = _horizon(config, described)
         policy = learners.policy if learners is not None else _make_classical(learner, described, horizon, checked)
-        policy.check_spaces(*_shown(described, last_step=learners is None))
+        shown = described.observation_space
+        if learners is None:
+            size = LastStepParts.of(shown, described.action_space).size
+            shown = spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        policy.check_spaces(shown, described.action_space)
     with MultiTaskSampler(
         config.env_name,
         config.env_kwargs,
@@ -164,7 +168,9 @@ def record(
             sampler.seek(iteration)
             episodes = sampler.rollout(tasks, None if learners is None else learners.params)
             if learners is not None:
-                with UsersCode(lambda error: _failed(learner, iteration, error), MamlRLError):
+                update = f"the update of {learner} in iteration {iteration}"
+                remedy = "lower its learning-rate"
+                with UsersCode(lambda error: MamlRLError(f"{update} fails ({explain(error)}); {remedy}"), MamlRLError):
                     learners.update(episodes)
             if learner in _BANDIT_LEARNERS:
                 _check_pays(learner, episodes)
@@ -278,12 +284,6 @@ def _about(config: Config, env: EnvDescription, **learned: Any) -> About:
         action_space=space_as_json(env.action_space),
         infos=dict(env.recorded_infos),
         **learned,
-    )
-
-
-def _failed(learner: str, iteration: int, error: BaseException) -> MamlRLError:
-    return MamlRLError(
-        f"the update of {learner} in iteration {iteration} fails ({explain(error)}); lower its learning-rate"
     )
 
 
@@ -420,13 +420,6 @@ def _check_pays(learner: str, episodes: TaskEpisodes) -> None:
     others = rewards[(rewards != 0.0) & (rewards != 1.0)]
     if len(others):
         raise ConfigError(f"{learner} counts rewards of 0 and 1, and one is {float(others[0]):g}; use ppo")
-
-
-def _shown(env: EnvDescription, *, last_step: bool) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-    if not last_step:
-        return env.observation_space, env.action_space
-    size = LastStepParts.of(env.observation_space, env.action_space).size
-    return spaces.Box(-np.inf, np.inf, (size,), np.float32), env.action_space
 
 
 def _what_counts(config: Config, settings: SettingsModel | None) -> dict[str, Any]:

@@ -412,17 +412,14 @@ def test_check_env_reports_further_requirements_of_the_sampler(command: Command,
     assert "no policy for the action space Text(1, 3, charset=" in last
 
 
-@pytest.mark.parametrize(
-    ("number", "kind"),
-    [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, console.Ended), (signal.SIGHUP, console.Ended)],
-)
-def test_first_signal_ends_the_work_and_a_second_one_the_process(number: int, kind: type[BaseException]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_first_signal_ends_the_work_and_a_second_one_the_process(number: int) -> None:
     ends = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
     before = [signal.getsignal(each) for each in ends]
     with console.ending_in_order():
         with pytest.raises(KeyboardInterrupt) as raised:
             signal.raise_signal(number)
-        assert type(raised.value) is kind
+        assert raised.value.args == (number,)
         # SIGHUP may arrive twice.
         ignored = [signal.SIGHUP] if number == signal.SIGHUP else []
         assert [signal.getsignal(each) for each in ends] == [
