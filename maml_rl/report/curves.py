@@ -96,13 +96,12 @@ class _Line:
 
 def learning_curve(group: RunGroup) -> Markup | None:
     """Return the training returns of one group, one line per inner step; None where training has none."""
-    return _by_step("Learning curve", "return", group, group.keys("return/"), _ON_TRAINING_TASKS)
+    return _by_step("Learning curve", "return", group, group.keys("return/"))
 
 
 def evaluation_curve(group: RunGroup) -> Markup | None:
     """Return the returns of the evaluations during training, one line per inner step; None without an evaluation."""
-    keys = group.keys("evaluation/return/")
-    return _by_step("Evaluations", "return", group, keys, _evaluated_on([group]), smoothed=False)
+    return _by_step("Evaluations", "return", group, group.keys("evaluation/return/"))
 
 
 def family_curves(group: RunGroup) -> Iterator[Markup | None]:
@@ -110,7 +109,7 @@ def family_curves(group: RunGroup) -> Iterator[Markup | None]:
     keys = group.keys("evaluation/of ")
     for prefix in dict.fromkeys(key.rpartition("/")[0] for key in keys):
         mine, name = [key for key in keys if key.rpartition("/")[0] == prefix], prefix.removeprefix("evaluation/of ")
-        yield _by_step(f"Evaluations: {name}", "return", group, mine, _evaluated_on([group]), smoothed=False)
+        yield _by_step(f"Evaluations: {name}", "return", group, mine)
 
 
 def info_curves(group: RunGroup) -> Iterator[Markup | None]:
@@ -118,16 +117,17 @@ def info_curves(group: RunGroup) -> Iterator[Markup | None]:
     keys = group.keys("info/")
     for name in dict.fromkeys(key.split("/", 1)[1].rpartition("/")[0] for key in keys):
         mine = [key for key in keys if key.rpartition("/")[0] == f"info/{name}"]
-        yield _by_step(f"Mean {name}", name, group, mine, _ON_TRAINING_TASKS)
+        yield _by_step(f"Mean {name}", name, group, mine)
 
 
-def _by_step(
-    title: str, what: str, group: RunGroup, keys: Sequence[str], note: str, *, smoothed: bool = True
-) -> Markup | None:
+def _by_step(title: str, what: str, group: RunGroup, keys: Sequence[str]) -> Markup | None:
+    """Return the chart of one quantity, with a line for each of its keys."""
+    if not keys:
+        return None
     last, columns = len(keys) - 1, group.columns
     names = [after(step, columns) for step in range(last + 1)]
     lines = [
-        _Line(step_css(step, last), names[step] if last else what, group, _smoothed(group, key, smoothed))
+        _Line(step_css(step, last), names[step] if last else what, group, _smoothed(group, key))
         for step, key in enumerate(keys)
     ]
     entries = [(line.css, name) for line, name in zip(lines, names, strict=True)]
@@ -137,52 +137,47 @@ def _by_step(
         entries = [*entries[: _STEP_COLORS - 2], (step_css(last - 1, last), middle), entries[-1]]
     if last == 0 and columns == "step":
         entries = [(step_css(0, 0), f"{METHODS[group.config.method]}; training does not adapt")]
-    return _over_training(title, f"mean {what}", lines, _seeds_note([group], note), entries)
+    return _over_training(title, f"mean {what}", lines, _note([group], keys[0]), entries)
 
 
 def compared_learning_curves(groups: Sequence[RunGroup]) -> Markup | None:
     """Return the returns of several groups of one family, each after its own inner steps, over their common steps."""
-    return _compared("Learning curves", groups, "return/", _ON_TRAINING_TASKS)
+    return _compared("Learning curves", groups, "return/")
 
 
 def compared_evaluation_curves(groups: Sequence[RunGroup]) -> Markup | None:
     """Return the returns on held-out tasks of those groups that were evaluated during training, over common steps."""
-    return _compared("Evaluations", groups, "evaluation/return/", _evaluated_on(groups), smoothed=False)
+    return _compared("Evaluations", groups, "evaluation/return/")
 
 
-def _evaluated_on(groups: Sequence[RunGroup]) -> str:
-    """Return a note on the tasks of evaluations during training: the test tasks of a fixed set wait for the test."""
-    notes = (
-        _ON_FIXED_TASKS if (group.config.tasks or {}).get("distribution") == "fixed" else _ON_HELD_OUT_TASKS
-        for group in groups
-    )
-    return " Or: ".join(dict.fromkeys(notes))
-
-
-def _compared(
-    title: str, groups: Sequence[RunGroup], prefix: str, note: str, *, smoothed: bool = True
-) -> Markup | None:
+def _compared(title: str, groups: Sequence[RunGroup], prefix: str) -> Markup | None:
     """Return the chart of the last curve of each group that has one."""
+    note = _note(groups, prefix)
     groups = [group for group in groups if group.keys(prefix)]
     counts = [len(group.keys(prefix)) for group in groups]
-    lines = [
-        _Line(group_css(group), group.name, group, _smoothed(group, group.keys(prefix)[-1], smoothed))
-        for group in groups
-    ]
+    lines = [_Line(group_css(group), group.name, group, _smoothed(group, group.keys(prefix)[-1])) for group in groups]
     entries = [
         (line.css, f"{line.name}, {after_last(count, line.group.columns)}, {counted(len(line.group.runs), 'run')}")
         for line, count in zip(lines, counts, strict=True)
     ]
-    return _over_training(title, "mean return", lines, _seeds_note(groups, note), entries)
+    return _over_training(title, "mean return", lines, note, entries)
 
 
-def _smoothed(group: RunGroup, key: str, smoothed: bool) -> list[Curve]:
-    """Return the curve of each smoothing; without any, only the iterations that have a value."""
-    return [group.curve(key, width) for width in SMOOTHINGS] if smoothed else [group.curve(key).known()]
+def _smoothed(group: RunGroup, key: str) -> list[Curve]:
+    """Return the curve of each smoothing; of evaluations, only those iterations that have one."""
+    if key.startswith("evaluation/"):
+        return [group.curve(key).known()]
+    return [group.curve(key, width) for width in SMOOTHINGS]
 
 
-def _seeds_note(groups: Sequence[RunGroup], text: str) -> str:
-    counts = {len(group.runs) for group in groups}
+def _note(groups: Sequence[RunGroup], key: str) -> str:
+    """Return what returns of training, or of its evaluations, are means of: tasks, then seeds."""
+    text = _ON_TRAINING_TASKS
+    if key.startswith("evaluation/"):
+        # The test tasks of a fixed set wait for the test.
+        fixed = [(group.config.tasks or {}).get("distribution") == "fixed" for group in groups]
+        text = " Or: ".join(dict.fromkeys(_ON_FIXED_TASKS if each else _ON_HELD_OUT_TASKS for each in fixed))
+    counts = {len(group.runs) for group in groups if group.keys(key)}
     kinds = {
         1: "One seed; several (--seeds 0 1 2) would show a band.",
         2: "The thick line is the mean over 2 seeds, the thin ones are the seeds.",
@@ -326,9 +321,7 @@ def over_iterations(groups: Sequence[RunGroup], key: str) -> Markup | None:
         note = "Of the policy's actions, mean over the steps of the trials."
     several = len(groups) > 1
     lines = [
-        _Line(
-            group_css(group) if several else "run", group.name if several else label, group, _smoothed(group, key, True)
-        )
+        _Line(group_css(group) if several else "run", group.name if several else label, group, _smoothed(group, key))
         for group in groups
     ]
     entries = [(line.css, line.name) for line in lines] if several else []
