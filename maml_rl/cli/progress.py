@@ -64,7 +64,7 @@ class TrainingProgress(_Progress):
         self, num_batches: int, name: str | None = None, seconds_between_lines: float = 30.0, *, shown: bool = True
     ) -> None:
         super().__init__(seconds_between_lines, shown=shown, desc=name, total=num_batches, bar_format=_BAR)
-        self._num_batches, self._name = num_batches, name
+        self._num_batches, self._whose = num_batches, f"{name}, " if name else ""
         self._seconds: dict[str, float] = {}
         self._env_steps = 0.0
         self.first: Metrics | None = None
@@ -96,17 +96,15 @@ class TrainingProgress(_Progress):
         if not self._bar.disable:
             self._bar.set_postfix_str(str(counts))
         elif self._begins_line():
-            name = f"{self._name}, " if self._name else ""
             done = 0 if self.latest is None else self.latest["iteration"] + 1
-            logger.info("%siteration %d of %d: %s", name, done + 1, self._num_batches, counts)
+            logger.info("%siteration %d of %d: %s", self._whose, done + 1, self._num_batches, counts)
 
     def _log(self, state: str) -> None:
         assert self.first is not None
         assert self.latest is not None
         done = self.latest["iteration"] + 1
         left = self._left(done - self.first["iteration"], self._num_batches - done)
-        name = f"{self._name}, " if self._name else ""
-        logger.info("%siteration %d of %d: %s, %s left", name, done, self._num_batches, state, left)
+        logger.info("%siteration %d of %d: %s, %s left", self._whose, done, self._num_batches, state, left)
 
     def summary(self) -> str:
         """Return the returns of the first and the latest iteration, for the end of a run."""

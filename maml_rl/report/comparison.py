@@ -15,6 +15,7 @@ from maml_rl.results.comparable import METHODS, unequal_settings
 from maml_rl.results.evaluation import (
     Evaluation,
     Line,
+    all_fixed,
     interval_scope,
     pooled_intervals,
     profile_intervals,
@@ -296,7 +297,7 @@ def _which_tasks(lines: Sequence[Line]) -> str:
     if share_tasks(evaluations):
         return f"On {'the same ' if len(evaluations) > 1 else ''}{len(first.tasks)} tasks {origin}, {how}."
     counts = sorted({len(evaluation.tasks) for evaluation in evaluations})
-    kind = "fixed" if all(evaluation.fixed_tasks for evaluation in evaluations) else "new"
+    kind = "fixed" if all_fixed(evaluations) else "new"
     return f"On {' or '.join(map(str, counts))} {kind} tasks, {whose_tasks_differ(lines)}, {how}."
 
 

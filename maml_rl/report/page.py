@@ -221,9 +221,7 @@ def _tiles(result: GroupResult) -> Markup:
             last = curves.after(len(means) - 1, result.evaluations[0].columns)
             before = f"; {readable(means[0, 0])} before" if len(means) > 1 else ""
             tiles.append(_tile(f"mean {name}", value, f"on new tasks {last} {interval}{before}"))
-    for label, value, detail in _amounts(group):
-        tiles.append(_tile(label, value, detail))
-    return element("dl", tiles, class_="tiles")
+    return element("dl", tiles, [_tile(*amount) for amount in _amounts(group)], class_="tiles")
 
 
 def _tile(label: str, value: str, detail: str = "", css: str | None = None) -> Markup:

@@ -92,10 +92,6 @@ class _Series:
         """Return whether any iteration has this metric."""
         return len(self[key]) > 0
 
-    def late(self, key: str) -> Values:
-        """Return the values of a metric in the second half of the run."""
-        return _late(self[key])
-
     def with_value(self, key: str, form: str = "g") -> str:
         """Return a setting of the algorithm with its value, in a format of numbers: "max-kl (now 0.01)"."""
         value = self.run.config.algorithm_settings.get(key)
@@ -158,6 +154,7 @@ def _possible_returns(config: Config) -> tuple[float, float]:
 
 
 def _late(values: Values) -> Values:
+    """Return the values of the second half of the run."""
     return values[len(values) // 2 :]
 
 
@@ -224,7 +221,7 @@ def _inner_step(series: _Series) -> Iterator[Cause]:
     if not series.adapts or series.run.config.method != "maml":
         return
     gain = _late(series.after - series.before)
-    error = _error(gain)
+    error = float(np.std(gain)) / math.sqrt(len(gain)) if len(gain) > 1 else math.inf
     takes_steps = return_keys(series.run.metrics[0])[-1].rpartition("/")[2].startswith("step")
     scale = float(np.abs(_late(series.before)).mean())
     if takes_steps and gain.mean() < -_CLEAR * error and gain.mean() < -0.05 * scale:
@@ -253,10 +250,6 @@ def _inner_step(series: _Series) -> Iterator[Cause]:
                 "a larger hidden-size or context, more episodes of a trial (fast-batch-size), a longer run; PEARL: a "
                 "smaller kl-weight, a larger context-batch",
             )
-
-
-def _error(values: Values) -> float:
-    return float(np.std(values)) / math.sqrt(len(values)) if len(values) > 1 else math.inf
 
 
 def _size(series: _Series) -> str:
@@ -307,13 +300,13 @@ def _collapse(series: _Series) -> Iterator[Cause]:
 
 def _entropy(series: _Series) -> Iterator[Cause]:
     if series.has("policy/std"):
-        first, last = series["policy/std"][0], float(series.late("policy/std").mean())
+        first, last = series["policy/std"][0], float(_late(series["policy/std"]).mean())
         gone, what = last < _NO_DEVIATION * first or last < 0.01, f"the actions' standard deviation is {last:.2g}"
     else:
         key = "policy/entropy" if series.has("policy/entropy") else "entropy"
         if not series.has(key):
             return
-        last = float(series.late(key).mean())
+        last = float(_late(series[key]).mean())
         # Soft actor-critics with continuous actions have negative entropies, too.
         gone, what = 0.0 <= last < _NO_ENTROPY, f"the entropy of the actions is {last:.2g} nats"
     if gone:
@@ -352,7 +345,7 @@ def _too_much_exploration(series: _Series) -> Iterator[Cause]:
 
 def _values(series: _Series) -> Iterator[Cause]:
     if series.has("explained_variance"):
-        share = float(np.median(series.late("explained_variance")))
+        share = float(np.median(_late(series["explained_variance"])))
         if share < 0.1:
             yield Cause(
                 "values do not fit",

@@ -299,7 +299,7 @@ def pooled_intervals(
     steps = min(evaluation.returns.shape[1] for evaluation in evaluations)
     scores = [evaluation.task_returns(info)[:, :steps] for evaluation in evaluations]
     estimate = pooled(scores, statistic)
-    fixed, several = _fixed(evaluations), len(evaluations) > 1
+    fixed, several = all_fixed(evaluations), len(evaluations) > 1
     crossed = not fixed and share_tasks(evaluations)
     runs = [without_each(scores, statistic)]
     tasks = [without_each_row(scores, statistic)] if crossed else []
@@ -352,14 +352,14 @@ def difference_interval(
     if min(len(evaluations), len(others)) < 2:
         return np.array([estimate[0], np.nan, np.nan])
     runs = [without_each(of_run, mean) for of_run in scores]
-    if share_tasks(everyone) and not _fixed(everyone):
+    if share_tasks(everyone) and not all_fixed(everyone):
         one, other = (np.mean(of_run, axis=0) for of_run in scores)
         tasks = [without_each_row([one - other], mean)]
         reach = crossed_reach(runs, tasks, mean_reach(tasks), added([_interaction(of_run) for of_run in scores]))
     elif shared := [
         of_run
         for group, of_run in zip((evaluations, others), scores, strict=True)
-        if share_tasks(group) and not _fixed(group)
+        if share_tasks(group) and not all_fixed(group)
     ]:
         tasks = [without_each_row(of_run, mean) for of_run in shared]
         reach = crossed_reach(runs, tasks, jackknife_reach(tasks), added([_interaction(of_run) for of_run in shared]))
@@ -395,7 +395,7 @@ def profile_intervals(evaluations: Sequence[Evaluation], thresholds: NDArray[np.
     fewer than two returns for each of them are above the threshold, or below it.
     """
     scores = [evaluation.task_returns()[:, -1] for evaluation in evaluations]
-    drawn = not _fixed(evaluations) and share_tasks(evaluations)
+    drawn = not all_fixed(evaluations) and share_tasks(evaluations)
     profile = performance_profile(scores, thresholds, drawn_tasks=drawn)
     if len(scores) > 1:
         # With so few returns on one side, it depends on one or two runs how wide the interval is, and the band jumps.
@@ -421,7 +421,7 @@ def _two_values(evaluations: Sequence[Evaluation], info: str | None) -> tuple[fl
     values = np.unique(np.concatenate([np.unique(evaluation.episodes(info)) for evaluation in evaluations]))
     if info is not None:
         return (0.0, 1.0) if np.isin(values, (0.0, 1.0)).all() else None
-    many = len(evaluations[0].tasks) >= ENOUGH_TASKS and not _fixed(evaluations)
+    many = len(evaluations[0].tasks) >= ENOUGH_TASKS and not all_fixed(evaluations)
     # Values that differ by a rounding are one.
     two = len(values) == 2 and values[1] - values[0] > 1e-6 * max(abs(values))
     return (float(values[0]), float(values[1])) if two and many else None
@@ -465,7 +465,7 @@ def _unless_unknown(
     Values that are equal, but for rounding, say nothing about how much others would differ, nor do a few drawn tasks
     that a group shares.
     """
-    few = any(not _fixed(group) and share_tasks(group) and len(group[0].tasks) < ENOUGH_TASKS for group in groups)
+    few = any(not all_fixed(group) and share_tasks(group) and len(group[0].tasks) < ENOUGH_TASKS for group in groups)
     equal = reach.sum(axis=0) <= 2e-7 * np.maximum(np.abs(estimate), 1e-6)
     reach = np.where(equal | few, np.nan, reach)
     return np.stack([estimate, estimate - reach[0], estimate + reach[1]], axis=1)
@@ -479,7 +479,7 @@ def interval_scope(evaluations: Sequence[Evaluation]) -> str:
 def interval_cautions(evaluations: Sequence[Evaluation]) -> list[str]:
     """Return why there is no interval of the returns, or why it covers the truth in fewer cases than 95 %."""
     first = evaluations[0]
-    alone, fixed = len(evaluations) == 1, _fixed(evaluations)
+    alone, fixed = len(evaluations) == 1, all_fixed(evaluations)
     cautions = []
     if fixed and alone and first.repetitions > 1:
         repeated = first.repetition_returns()[..., -1]
@@ -507,7 +507,7 @@ def interval_cautions(evaluations: Sequence[Evaluation]) -> list[str]:
 
 def intervals_cover(evaluations: Sequence[Evaluation]) -> str:
     """Return what the intervals of `pooled_intervals` are for."""
-    tasks = "these very tasks" if _fixed(evaluations) and share_tasks(evaluations) else "the family"
+    tasks = "these very tasks" if all_fixed(evaluations) and share_tasks(evaluations) else "the family"
     if len(evaluations) > 1:
         seeds = "the seeds of training; where their luck is skewed, they cover the truth in fewer cases"
         return f"the intervals are for the algorithm on {tasks}, and include {seeds}"
@@ -520,7 +520,8 @@ def intervals_cover(evaluations: Sequence[Evaluation]) -> str:
     return f"one adaptation to each fixed task gives no interval; --repetitions {REPETITIONS} gives one"
 
 
-def _fixed(evaluations: Sequence[Evaluation]) -> bool:
+def all_fixed(evaluations: Sequence[Evaluation]) -> bool:
+    """Return whether no evaluation is on a sample of its family."""
     return all(evaluation.fixed_tasks for evaluation in evaluations)
 
 
