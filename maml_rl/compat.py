@@ -165,7 +165,7 @@ class CalledWithEpisodes:
 
     settings: Any
     num_steps: int | None = None
-    # An update by a batch; the batch of episodes that have advantages; parameters (M, ...) after inner steps on some.
+    # MAML-TRPO has them.
     update: Callable[[Any], dict[str, Any]]
     batch_of: Callable[..., Any]
     adapted_to: Callable[..., dict[str, Tensor]]

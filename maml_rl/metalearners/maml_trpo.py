@@ -145,9 +145,11 @@ class MAMLTRPO(CalledWithEpisodes, MetaLearner):
         }
 
     def batch_of(self, train_episodes: Sequence[Episodes], valid_episodes: Episodes) -> EpisodeStore:
+        """Return the batch of episodes that have advantages."""
         return self.store_of([TaskEpisodes.stack(phase) for phase in (*train_episodes, valid_episodes)])
 
     def adapted_to(self, train_episodes: Sequence[Episodes], *, first_order: bool) -> dict[str, Tensor]:
+        """Return the parameters (M, ...) after inner steps on the episodes of all tasks."""
         train = [TaskEpisodes.stack(phase) for phase in train_episodes]
         return adapt_steps(self.policy, train, rule=self.rule, first_order=first_order)
 
