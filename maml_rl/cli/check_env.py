@@ -196,7 +196,7 @@ def _maker(name: str) -> Any:
     return found if callable(found) else name
 
 
-def measure_waiting(env: Any, seed: int = 0) -> tuple[float, float]:
+def measure_waiting(env: Any) -> tuple[float, float]:
     """Return the seconds that a step takes, and the share of them that it waits of its own accord.
 
     On Linux, a step that waits for a core because other processes have it does not count as waiting: threads would not
@@ -204,10 +204,9 @@ def measure_waiting(env: Any, seed: int = 0) -> tuple[float, float]:
 
     Args:
         env: a `gymnasium.Env`, which is reset and stepped with random actions, for a second or two.
-        seed: of the episodes and actions.
     """
-    env.action_space.seed(seed)
-    env.reset(seed=seed)
+    env.action_space.seed(0)
+    env.reset(seed=0)
     wall: list[float] = []
     waiting: list[float] = []
     while len(wall) < _MEASURED_STEPS and sum(wall) < _MEASURED_SECONDS:

@@ -77,7 +77,7 @@ def after(steps: int, columns: str = "step") -> str:
     return "before adaptation" if steps == 0 else f"after {steps} step{'s' if steps > 1 else ''}"
 
 
-def after_last(count: int, columns: str = "step") -> str:
+def after_last(count: int, columns: str) -> str:
     """Return how a legend names the last of `count` columns of returns."""
     if count > 1:
         return after(count - 1, columns)
@@ -194,13 +194,7 @@ def _note(groups: Sequence[RunGroup], key: str) -> str:
 
 
 def _over_training(
-    title: str,
-    label: str,
-    lines: Sequence[_Line],
-    note: str,
-    entries: Sequence[tuple[str, str]] = (),
-    *,
-    zero: bool = False,
+    title: str, label: str, lines: Sequence[_Line], note: str, entries: Sequence[tuple[str, str]], *, zero: bool = False
 ) -> Markup | None:
     """Return the chart of lines over each horizontal axis, as far as all of them go; None where nothing is known."""
     groups = list({line.group.index: line.group for line in lines}.values())

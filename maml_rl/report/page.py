@@ -41,8 +41,8 @@ def page(
     videos: Sequence[Markup | None],
     notices: Sequence[str],
     *,
-    title: str | None = None,
-    data: Sequence[str] = (),
+    title: str | None,
+    data: Sequence[str],
 ) -> str:
     """Return the whole report as HTML.
 
@@ -50,7 +50,7 @@ def page(
         results: one per group of runs.
         videos: of each group.
         notices: sentences that the reader must see first.
-        title: of the page; by default the names of the groups.
+        title: of the page; None for the names of the groups.
         data: names of the files beside the page that hold its numbers.
     """
     groups = [result.group for result in results]
@@ -224,7 +224,7 @@ def _tiles(result: GroupResult) -> Markup:
     return element("dl", tiles, [_tile(*amount) for amount in _amounts(group)], class_="tiles")
 
 
-def _tile(label: str, value: str, detail: str = "", css: str | None = None) -> Markup:
+def _tile(label: str, value: str, detail: str, css: str | None = None) -> Markup:
     return element("div", element("dt", label), element("dd", value, element("small", detail)), class_=css)
 
 

@@ -226,8 +226,8 @@ def encode_animation(frames: Sequence[Frames] | Frames, fps: int, kind: Literal[
     return file.getvalue()
 
 
-def film(sampled: SampledEvaluation, task: int = 0) -> tuple[Frames, int]:
-    """Return pictures of one task before and after adaptation beside each other, with captions, and how many a second.
+def film(sampled: SampledEvaluation) -> tuple[Frames, int]:
+    """Return pictures of the first task before and after adaptation, side by side with captions, and how many a second.
 
     A learner with a memory shows the first and the last episode of its trial.
     """
@@ -236,7 +236,7 @@ def film(sampled: SampledEvaluation, task: int = 0) -> tuple[Frames, int]:
             raise MamlRLError(f"{sampled.config.env_name} draws no pictures; it needs the render mode rgb_array")
         last = len(sampled.phases) - 1
         if last:
-            places = [(phase, sampled.median_episode(phase, task)) for phase in (0, last)]
+            places = [(phase, sampled.median_episode(phase, 0)) for phase in (0, last)]
             counted = sampled.evaluation.columns
             names = ["before adaptation", after(last) if counted == "step" else f"in {counted} {last + 1}"]
         else:
@@ -245,8 +245,8 @@ def film(sampled: SampledEvaluation, task: int = 0) -> tuple[Frames, int]:
             names = [f"episode {episode + 1}" for _, episode in places]
         films = []
         for (phase, episode), name in zip(places, names, strict=True):
-            frames, fps = replay(sampled, phase, task, episode)
-            value = float(sampled.phases[phase].episode_returns()[task, episode])
+            frames, fps = replay(sampled, phase, 0, episode)
+            value = float(sampled.phases[phase].episode_returns()[0, episode])
             films.append(_captioned(frames, f"{name}: return {readable(value)}"))
         return (side_by_side(*films) if len(films) > 1 else films[0]), fps
 
