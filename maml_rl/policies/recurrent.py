@@ -116,10 +116,11 @@ class Recurrent(MemoryBody, nn.RNNBase):
         gates.
         """
         from_input, from_memory, input_bias, memory_bias = weights_of(params)
-        order = torch.arange(from_input.shape[-2], device=from_input.device).unflatten(0, (-1, self.hidden_size))
-        chosen = order[:2] if isinstance(self, GRU) else order[[0, 1, 3, 2]]
-        weights = torch.cat((from_input, from_memory), -1).index_select(-2, chosen.flatten())
-        return weights.mT.contiguous(), (input_bias + memory_bias).index_select(-1, chosen.flatten())
+        # An index from a list would be copied to the device, which a step that is recorded as a graph cannot do.
+        gates = torch.arange(from_input.shape[-2], device=from_input.device).split(self.hidden_size)
+        order = torch.cat(gates[:2] if isinstance(self, GRU) else (*gates[:2], gates[3], gates[2]))
+        weights = torch.cat((from_input, from_memory), -1).index_select(-2, order)
+        return weights.mT.contiguous(), (input_bias + memory_bias).index_select(-1, order)
 
 
 class GRU(Recurrent, nn.GRU):
