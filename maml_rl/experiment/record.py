@@ -34,11 +34,11 @@ from maml_rl.metalearners.single_task import (
     SingleTaskLearner,
     SingleTaskPPO,
     SingleTaskPPOSettings,
-    check_countable,
 )
 from maml_rl.plan import Plan
 from maml_rl.policies import Policy, performed
 from maml_rl.policies.classical import PSRL, UCB1, RandomPolicy, ThompsonSampling
+from maml_rl.policies.classical.tabular import check_countable
 from maml_rl.runs.atomic_files import LOCK, lock_folder, made_folder, remove_unfinished
 from maml_rl.runs.checkpoint import list_checkpoints
 from maml_rl.runs.run_folder import CHECKPOINTS, load_run_config

@@ -15,11 +15,11 @@ from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.metalearners.single_task import (
     QLearning,
     QLearningSettings,
-    QTablePolicy,
     SingleTaskLearner,
     SingleTaskPPO,
     SingleTaskPPOSettings,
 )
+from maml_rl.policies.classical.tabular import QTablePolicy
 from maml_rl.policies.layers import empty_layer
 
 DARK_ROOM = gymnasium.make("DarkRoom-v0")

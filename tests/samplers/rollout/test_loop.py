@@ -22,8 +22,8 @@ from maml_rl.envs.calls import CallRules, Stepping
 from maml_rl.envs.families.navigation import Navigation2DVectorEnv, PixelNavigationVectorEnv
 from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.errors import NonFiniteError
-from maml_rl.metalearners.single_task import QTablePolicy
 from maml_rl.policies import NormalMLPPolicy, Policy, get_policy_for_env
+from maml_rl.policies.classical.tabular import QTablePolicy
 from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.rollout.loop import _Loop, sample_phase
