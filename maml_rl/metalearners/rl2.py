@@ -76,7 +76,8 @@ class RL2(TrialPPOLearner):
                 f"rl2 trains a policy with a memory, and {self.policy.class_name} has none; use GRUPolicy, or a "
                 "policy with initial_memory, act and unroll"
             )
-        if self.settings.reward_prediction_coefficient > 0.0 and not getattr(self.policy, "predicts_rewards", False):
+        predicts = getattr(self.policy, "predicts_rewards", False) and hasattr(self.policy, "predict_rewards")
+        if self.settings.reward_prediction_coefficient > 0.0 and not predicts:
             raise TypeError(
                 f"reward-prediction-coefficient is {self.settings.reward_prediction_coefficient:g}, but this "
                 f"{self.policy.class_name} predicts no rewards; make a GRUPolicy with predict_rewards=True, or set "
