@@ -308,6 +308,8 @@ class ParallelVectorEnv(MetaVectorEnv, ClosesAtExit):
 
     def close_extras(self, **kwargs: Any) -> None:
         """End all workers: ask, then terminate, then kill."""
+        # First by itself, since a finalizer is called once: if this is interrupted, the next attempt ends them.
+        self.pool.stop(_CLOSE_SECONDS)
         self._finalizer()
 
     def settle(self) -> None:

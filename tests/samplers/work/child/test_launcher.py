@@ -48,6 +48,21 @@ def test_close_is_idempotent_and_ends_children_and_fork_server() -> None:
         vector_env.reset(seed=0)
 
 
+def test_close_that_is_interrupted_ends_the_children_when_it_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    before = child_processes()
+    vector_env = make_parallel()
+    with monkeypatch.context() as patch:
+        patch.setattr("maml_rl.samplers.work.child.worker_pool.wait_for_ends", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            vector_env.close()
+    vector_env.close()
+    assert vector_env.pids == []
+    assert child_processes() == before
+
+
 def test_close_lets_environments_close(tmp_path: Path) -> None:
     vector_env = make_parallel(fault="raise", place="close", marker=str(tmp_path / "closed"))
     vector_env.close()
