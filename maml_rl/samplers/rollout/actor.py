@@ -6,7 +6,6 @@ in one transfer a step, through pinned memory.
 
 import math
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
 from typing import Any
 
 import gymnasium
@@ -28,7 +27,8 @@ _TRIED = 3
 # Noise is drawn for as many steps at once as take this many blocks of four numbers: enough to amortize the call,
 # little enough to stay in the cache.
 _BLOCKS_PER_SPAN = 16_384
-# Spans that are kept where slots step together, and where each is at a step of its own; others are drawn again.
+# Spans that are kept where slots step together, of a wave and a step, and where each slot is at a step of its own;
+# others are drawn again.
 _SPANS_KEPT, _SPANS_KEPT_BY_SLOT = 2, 32
 
 
@@ -42,16 +42,21 @@ class EpisodeNoise:
     def __init__(self, phase: Phase) -> None:
         self._phase, num_slots = phase, phase.own_slots.stop - phase.own_slots.start
         self._steps_per_span = max(1, _BLOCKS_PER_SPAN // max(1, num_slots * -(-phase.policy.noise_size // 4)))
-        # Not of a method: in a circle of references it would outlive its last use.
-        draw = partial(_draw, phase, self._steps_per_span)
-        self._together, self._by_slot = lru_cache(_SPANS_KEPT)(draw), lru_cache(_SPANS_KEPT_BY_SLOT)(draw)
+        # By wave and number. The first goes first: of many that are in use in turn, most are found again.
+        self._spans: dict[tuple[int, int], NDArray[np.float32]] = {}
+        self._middle: NDArray[np.float32] | None = None
+        if phase.deterministic:
+            shape = num_slots, phase.policy.noise_size
+            self._middle = np.full(shape, middle_of(phase.policy.noise_kind), np.float32)
 
     def rows(
         self, slots: SlotIndex, waves: int | NDArray[np.int64], steps: int | NDArray[np.int64]
     ) -> NDArray[np.float32]:
         """Return the noise of `slots` in their waves, before their steps, (len(slots), noise_size)."""
+        if self._middle is not None:
+            return self._middle[slots]
         if isinstance(waves, int) and isinstance(steps, int):
-            return self._at(self._together, waves, steps)[slots]
+            return self._at(waves, steps, _SPANS_KEPT)[slots]
         numbers, horizon = numbers_of(slots), self._phase.horizon
         waves, steps = np.broadcast_to(waves, len(numbers)), np.broadcast_to(steps, len(numbers))
         rows = np.zeros((len(numbers), self._phase.policy.noise_size), np.float32)
@@ -59,29 +64,31 @@ class EpisodeNoise:
         for place in np.unique((waves * horizon + steps)[steps < horizon]).tolist():
             wave, step = divmod(place, horizon)
             chosen = (waves == wave) & (steps == step)
-            rows[chosen] = self._at(self._by_slot, wave, step)[numbers[chosen]]
+            rows[chosen] = self._at(wave, step, _SPANS_KEPT_BY_SLOT)[numbers[chosen]]
         return rows
 
-    def _at(self, spans: Callable[[int, int], NDArray[np.float32]], wave: int, step: int) -> NDArray[np.float32]:
-        """Return the noise of all slots in one step of a wave."""
+    def _at(self, wave: int, step: int, num_kept: int) -> NDArray[np.float32]:
+        """Return the noise of all slots in one step of a wave, from a span of which `num_kept` are kept."""
         span, offset = divmod(step, self._steps_per_span)
-        rows: NDArray[np.float32] = spans(wave, span)[offset]
+        if (wave, span) not in self._spans:
+            while len(self._spans) >= num_kept:
+                del self._spans[min(self._spans)]
+            start = span * self._steps_per_span
+            stop = min(start + self._steps_per_span, self._phase.horizon)
+            self._spans[wave, span] = self._draw(wave, range(start, stop))
+        rows: NDArray[np.float32] = self._spans[wave, span][offset]
         return rows
 
-
-def _draw(phase: Phase, steps_per_span: int, wave: int, span: int) -> NDArray[np.float32]:
-    """Return the noise of a span of steps of a wave, (steps, slots, noise_size)."""
-    first, size, start = wave * phase.per_task, phase.policy.noise_size, span * steps_per_span
-    steps, parts = range(start, min(start + steps_per_span, phase.horizon)), []
-    if phase.deterministic:
-        num_slots = phase.own_slots.stop - phase.own_slots.start
-        return np.full((len(steps), num_slots, size), middle_of(phase.policy.noise_kind), np.float32)
-    for tasks, places in task_ranges(phase.own_slots, phase.per_task):
-        streams = phase.streams._replace(first_task=phase.streams.first_task + tasks.start)
-        num_tasks, episodes = tasks.stop - tasks.start, range(first + places.start, first + places.stop)
-        noise = streams.action_noise(phase.policy.noise_kind, num_tasks, episodes, steps, size)
-        parts.append(noise.reshape(len(steps), num_tasks * len(episodes), size))
-    return np.concatenate(parts, 1)
+    def _draw(self, wave: int, steps: range) -> NDArray[np.float32]:
+        """Return the noise of a span of steps of a wave, (len(steps), slots, noise_size)."""
+        phase, parts = self._phase, []
+        first, size = wave * phase.per_task, phase.policy.noise_size
+        for tasks, places in task_ranges(phase.own_slots, phase.per_task):
+            streams = phase.streams._replace(first_task=phase.streams.first_task + tasks.start)
+            num_tasks, episodes = tasks.stop - tasks.start, range(first + places.start, first + places.stop)
+            noise = streams.action_noise(phase.policy.noise_kind, num_tasks, episodes, steps, size)
+            parts.append(noise.reshape(len(steps), num_tasks * len(episodes), size))
+        return np.concatenate(parts, 1)
 
 
 # A tensor may begin wherever its largest number may.

@@ -27,7 +27,7 @@ from maml_rl.policies import (
     performed,
 )
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.rollout.actor import Actor, DeviceLink, phase_parameters
+from maml_rl.samplers.rollout.actor import Actor, DeviceLink, EpisodeNoise, phase_parameters
 from maml_rl.samplers.rollout.recorder import SlotIndex
 from maml_rl.seeding import PhaseStreams
 from tests.envs.third_party import WalkEnv
@@ -363,6 +363,27 @@ def test_episodes_on_cuda_agree_with_those_on_the_cpu() -> None:
         with MultiTaskSampler("2DNavigation-v0", {}, 3, policy, seed=0, **options) as sampler:
             found.append(sampler.rollout(sampler.sample_tasks(5)))
     np.testing.assert_allclose(found[0].actions, found[1].actions, atol=1e-4)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_noise_of_slots_at_many_steps_is_rarely_drawn_again(
+    deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draws: list[Any] = []
+
+    def draw(streams: PhaseStreams, kind: str, num_tasks: int, episodes: range, steps: range, size: int) -> Any:
+        draws.append(steps)
+        return np.full((len(steps), num_tasks, len(episodes), size), float(episodes.start))
+
+    monkeypatch.setattr(PhaseStreams, "action_noise", draw)
+    streams = PhaseStreams(0, 0, 0)
+    phase = Phase(TASKS[:1], NormalMLPPolicy(2, 1), None, streams, 40, 50, False, deterministic, slots_per_task=1)
+    noise, places = EpisodeNoise(phase), 40
+    slots = np.zeros(places, np.int64)
+    for step in range(50):
+        rows = noise.rows(slots, np.arange(places), np.full(places, step))
+        np.testing.assert_array_equal(rows[:, 0], np.zeros(places) if deterministic else np.arange(places))
+    assert len(draws) == 0 if deterministic else len(draws) < 50 * places // 3
 
 
 class Shapeless(Counting):
