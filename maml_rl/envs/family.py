@@ -306,7 +306,8 @@ class BatchedFamily(ArrayFamily, OneBatchVectorEnv):
         assert self._streams is not None
         where = slice(None) if mask is None else mask
         self._sent, self._ready = None, True
-        self.begin(self._streams, self.buffers.observations, mask)
+        # Not as methods of `self`, here and in a step: a user's family may have helpers of these names.
+        ArrayFamily.begin(self, self._streams, self.buffers.observations, mask)
         self._reward_terms = {}
         self._acted[:] = False
         self._acted[where] = True
@@ -348,7 +349,7 @@ class BatchedFamily(ArrayFamily, OneBatchVectorEnv):
             actions = np.where(active.reshape(-1, *(1,) * (actions.ndim - 1)), actions, np.zeros_like(actions))
         if isinstance(self.single_action_space, spaces.Discrete):
             check_choices(actions, int(self.single_action_space.n))
-        rewards, terminated, _ = self.advance(actions, active, self._streams, buffers.observations)
+        rewards, terminated, _ = ArrayFamily.advance(self, actions, active, self._streams, buffers.observations)
         if terminated is not True and terminated is not False:
             terminated = check_flags("terminated", terminated)
         if active is None:

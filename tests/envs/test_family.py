@@ -21,6 +21,7 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
 from maml_rl.envs import FAMILIES, MetaVectorEnv, check_meta_env, make_vector_env
+from maml_rl.envs.families.navigation import Navigation2DVectorEnv
 from maml_rl.spaces import is_image
 from tests.envs.contract import (
     BASES,
@@ -503,3 +504,29 @@ def test_wrong_arguments_of_a_family_are_refused_by_name(base_env_id: str) -> No
     env_class = type(gymnasium.make(base_env_id).unwrapped)
     with pytest.raises(TypeError, match="never truncates; pass max_episode_steps"):
         env_class(max_episode_steps=3)
+
+
+class HasHelpers(Navigation2DVectorEnv):
+    """Has helpers of its own, named as what it inherits for devices."""
+
+    def begin(self, where: Any) -> None:  # type: ignore[override]
+        super()._reset_slots(where, self._streams)
+
+    def advance(self, actions: Any, active: Any) -> Any:  # type: ignore[override]
+        return super()._step_slots(actions, active, self._streams)
+
+    def _reset_slots(self, mask: Any, streams: Any) -> None:
+        self.begin(mask)
+
+    def _step_slots(self, actions: Any, active: Any, streams: Any) -> Any:
+        return self.advance(actions, active)
+
+
+def test_helpers_of_a_family_may_have_the_names_of_what_devices_need() -> None:
+    rewards = []
+    for family in (Navigation2DVectorEnv, HasHelpers):
+        env = family(2)
+        env.reset_task(env.sample_tasks(2, seed=0))
+        env.reset(seed=0)
+        rewards.append(env.step(np.full((2, 2), 0.05, np.float32))[1].tolist())
+    assert rewards[0] == rewards[1]
