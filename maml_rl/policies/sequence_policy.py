@@ -286,12 +286,13 @@ class SequencePolicy(BodyPolicy):
         products = through(inputs, params, of_inputs) * through(units, params, of_memory)
         return torch.cat((inputs, units, products), -1)
 
-    def predict_rewards(self, unrolled: Unrolled, actions: Tensor) -> Tensor:
+    def predict_rewards(self, unrolled: Unrolled, actions: Tensor, params: Params | None = None) -> Tensor:
         """Return the predicted reward of each action, (L, N), differentiably.
 
         Args:
             unrolled: result of `unroll`.
             actions: (L, N, *action shape).
+            params: of the policy's own shapes; None for the policy's own.
         """
         name = type(self).__name__
         if not self.predicts_rewards or unrolled.units is None:
@@ -299,7 +300,8 @@ class SequencePolicy(BodyPolicy):
         units = unrolled.units
         if not self._has_one_choice:
             units = torch.cat((units, self.distributions.entries(perform(self, actions)).to(units)), -1)
-        rewards = self._through_head("reward_head", units, dict(self.named_parameters()))
+        params = dict(self.named_parameters()) if params is None else params
+        rewards = self._through_head("reward_head", units, params)
         if self._has_one_choice:
             rewards = rewards.gather(-1, actions.long().unsqueeze(-1))
         return rewards.squeeze(-1)
