@@ -172,10 +172,12 @@ def _carry_out(calls: Connection) -> None:
             function, arguments = call
             try:
                 with UsersCode(lambda error: MamlRLError(explain(error)), (AssertionError, MamlRLError)):
-                    outcome: Any = pickle.dumps(function(*arguments), pickle.HIGHEST_PROTOCOL)
+                    outcome = pickle.dumps(function(*arguments), pickle.HIGHEST_PROTOCOL)
             except (AssertionError, MamlRLError) as error:
-                outcome = error
-            calls.send(outcome)
+                # Not kept: with its traceback the environment of the call would live until the next one.
+                calls.send(error)
+            else:
+                calls.send(outcome)
 
 
 def _described(make_one: Callable[[], gymnasium.Env[Any, Any]]) -> tuple[gymnasium.Space[Any], Any]:

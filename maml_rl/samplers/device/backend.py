@@ -269,9 +269,10 @@ class DeviceLoop:
     def _same_slots(self, one: Tensor, other: Tensor) -> Tensor:
         """Return in which slots (M, S) two tensors are the same: (M, S, ...), (M, T, S, ...) or (M * S, ...)."""
         num_tasks, per_task = self._grid
-        same = one == other
         if one.is_floating_point():
             same = torch.isclose(one, other, rtol=_RELATIVE, atol=_ABSOLUTE, equal_nan=True)
+        else:
+            same = one == other
         if same.shape[:1] == (num_tasks * per_task,):
             return same.reshape(num_tasks, per_task, -1).all(-1)
         if same.shape[:2] == self._grid:
