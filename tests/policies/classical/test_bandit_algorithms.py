@@ -96,20 +96,6 @@ def test_random_policy_takes_every_action_equally_often() -> None:
     assert share.tolist() == pytest.approx([0.2] * 5, abs=5 * math.sqrt(0.2 * 0.8 / 50_000))
 
 
-def test_greedy_reward_of_two_pulls_is_that_of_the_enumeration_by_hand() -> None:
-    # After a success (1/2) the arm is pulled again (2/3), after a failure the other one (1/2).
-    by_hand = 1 / 2 + (1 / 2) * (2 / 3) + (1 / 2) * (1 / 2)
-    assert expected_reward(BanditEpsilonGreedy(2, ties="first"), 2) == pytest.approx(by_hand)
-
-
-def test_thompson_sampling_repeats_a_success_as_probably_as_its_arm_is_best() -> None:
-    # P(Beta(2, 1) > U) = 2/3, P(Beta(1, 2) > U) = 1/3, P(Beta(2, 2) > Beta(2, 1)) = 3/10.
-    tolerance = {"abs": 5 * math.sqrt(0.25 / 10_000)}
-    assert frequencies(ThompsonSampling(2), [(0, 1.0)])[0] == pytest.approx(2 / 3, **tolerance)
-    assert frequencies(ThompsonSampling(2), [(0, 0.0)])[0] == pytest.approx(1 / 3, **tolerance)
-    assert frequencies(ThompsonSampling(2), [(0, 0.0), (0, 1.0), (1, 1.0)])[0] == pytest.approx(0.3, **tolerance)
-
-
 def test_thompson_sampling_of_arms_with_long_histories_matches_draws_of_numpy() -> None:
     history = [(0, 1.0)] * 30 + [(0, 0.0)] * 20 + [(1, 1.0)] * 4 + [(1, 0.0)] * 4 + [(2, 0.0)] * 3
     random = np.random.default_rng(1)
@@ -140,18 +126,22 @@ def test_most_probable_of_several_draws_is_used() -> None:
 
 
 def test_ucb1_pulls_by_its_formula() -> None:
-    random, history = np.random.default_rng(4), []
-    policy = UCB1(4, 0.7, ties="first")
+    random, last, beliefs = np.random.default_rng(4), None, []
+    policy, noise, chosen = UCB1(4, 0.7, ties="first"), torch.full((1, 1, 4), 0.5), list[int]()
+    memory = tuple(tensor.unsqueeze(0) for tensor in policy.initial_memory(1))
+    wins, pulls = np.ones(4), np.full(4, 2.0)
     for time in range(1, 60):
-        bounds = []
-        for arm in range(4):
-            rewards = [reward for pulled, reward in history if pulled == arm]
-            pulls = len(rewards) + 2
-            bounds.append((sum(rewards) + 1) / pulls + 0.7 * math.sqrt(2 * math.log(time) / pulls))
-        assert next_arm(policy, history) == int(np.argmax(bounds))
-        arm = int(np.argmax(bounds))
-        history.append((arm, float(random.random() < (arm + 1) / 5)))
-    assert {arm for arm, _ in history} == {0, 1, 2, 3}
+        arm, memory = policy.act(shown(last, 4).expand(1, 1, -1), noise, memory)
+        bounds = [wins[k] / pulls[k] + 0.7 * math.sqrt(2 * math.log(time) / pulls[k]) for k in range(4)]
+        assert int(arm) == int(np.argmax(bounds))
+        last = int(arm), float(random.random() < (int(arm) + 1) / 5)
+        wins[last[0]] += last[1]
+        pulls[last[0]] += 1
+        chosen.append(last[0])
+        beliefs.append(memory)
+    assert set(chosen) == {0, 1, 2, 3}
+    successes, failures = map(torch.cat, zip(*beliefs, strict=True))
+    assert policy.pull(successes, failures, noise.expand(59, 1, 4)).flatten().tolist() == chosen
 
 
 def test_epsilon_greedy_explores_with_probability_epsilon() -> None:
@@ -230,26 +220,6 @@ def test_indices_are_those_of_the_published_tables() -> None:
     ]
     indices = gittins_indices(0.9, 12)
     assert np.abs(indices[:5, :3].T - published).max() < 2e-4
+    np.testing.assert_array_equal(np.isnan(indices), np.add.outer(range(12), range(12)) >= 12)
     assert indices[9, 1] == pytest.approx(0.8695, abs=1e-3)
     assert gittins_indices(0.99, 1)[0, 0] == pytest.approx(0.8699, abs=1e-3)
-
-
-def test_index_of_a_small_discount_is_the_mean_and_the_first_step_of_learning() -> None:
-    # To first order in the discount d, only the next pull counts: the index l solves
-    # m - l + d m (m' - l) = 0, with the mean m and the mean m' after a success.
-    discount, indices = 0.01, gittins_indices(0.01, 3)
-    for wins, losses in [(0, 0), (1, 0), (0, 1), (1, 1)]:
-        mean, after = (wins + 1) / (wins + losses + 2), (wins + 2) / (wins + losses + 3)
-        index = (mean + discount * mean * after) / (1 + discount * mean)
-        assert indices[wins, losses] == pytest.approx(index, abs=1e-4)
-
-
-def test_index_rises_with_successes_falls_with_failures_and_is_never_below_the_mean() -> None:
-    indices = gittins_indices(0.95, 15)
-    successes, failures = np.indices(indices.shape)
-    inside = successes + failures < 15
-    assert np.isnan(indices[~inside]).all()
-    means = (successes + 1) / (successes + failures + 2)
-    assert (indices[inside] > means[inside]).all()
-    assert (np.diff(indices, axis=0)[inside[1:]] > 0).all()
-    assert (np.diff(indices, axis=1)[inside[:, 1:]] < 0).all()
