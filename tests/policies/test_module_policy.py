@@ -404,7 +404,7 @@ def test_stacked_observations_of_another_number_of_tasks_are_refused():
 @pytest.mark.timeout(60)
 def test_module_samples_adapts_and_updates_bit_identically_wherever_it_acts():
     outcomes = []
-    for num_workers, inference in ((0, "central"), (2, "central"), (2, "worker")):
+    for num_workers, inference in ((0, "central"), (2, "worker")):
         module = seeded(lambda: Gaussian(2, 2, 16))
         settings = {"max_episode_steps": 6, "seed": 0, "baseline": LinearFeatureBaseline(2), "inference": inference}
         with MultiTaskSampler("2DNavigation-v0", {}, 4, module, num_workers=num_workers, **settings) as sampler:
@@ -412,5 +412,5 @@ def test_module_samples_adapts_and_updates_bit_identically_wherever_it_acts():
         result = MAMLTRPO(module, fast_lr=0.5).step(train, valid, max_kl=0.01)
         state = torch.cat([value.flatten() for value in module.state_dict().values()])
         outcomes.append((train[0].digest(), valid.digest(), result["loss/before"], state.tolist()))
-    assert all(outcome == outcomes[0] for outcome in outcomes[1:])
+    assert outcomes[0] == outcomes[1]
     assert result["accepted"]

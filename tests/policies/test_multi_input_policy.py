@@ -188,7 +188,7 @@ def test_training_uses_conv_layers_and_its_policy_is_loaded_from_the_checkpoint(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
     own: dict[str, Any] = {"env-name": "tests.looking_env:Looking-v0", "conv-layers": [[3, 5, 2]]}
-    config = config_of(num_batches=2).override(own | settings)
+    config = config_of(num_batches=1).override(own | settings)
     trained = train(config, tmp_path / "run", num_workers=0)
     assert trained.get_parameter("conv1.weight").shape == (3, 3, 5, 5)
     loaded = load_policy(tmp_path / "run")
