@@ -25,7 +25,7 @@ from maml_rl.report import paper
 from maml_rl.results import identity as identities
 from maml_rl.results.comparable import read_runs
 from maml_rl.results.evaluation import Evaluation, probability_of_improvement
-from maml_rl.results.verdict import in_words, verdicts
+from maml_rl.results.verdict import GroupResult, in_words, verdicts
 from maml_rl.runs.metrics import read_metrics
 from tests.small_runs import SMALL, config_of
 
@@ -46,6 +46,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         written = ["--figure", "figure.svg", "--table", "table.md"]
         assert cli.main(["compare", "one.yaml", "other.yaml", "--seeds", "3", *written, *OF_ALL]) == 0
     return folder
+
+
+@pytest.fixture(scope="module")
+def results(finished: Path) -> list[GroupResult]:
+    """The finished runs, measured as by the command."""
+    return measure(read_runs((finished / "runs/compare").iterdir())[0], 20, placement={"num-workers": 0})[0]
 
 
 @pytest.fixture
@@ -91,13 +97,13 @@ def test_second_command_trains_nothing_and_writes_the_same_files(finished: Path,
         assert Path(path).read_bytes() == (finished / path).read_bytes()
 
 
-def test_figure_has_panels_names_and_numbers_of_runs(
+def test_figure_has_panels_names_and_numbers_of_runs_and_the_report_the_same_verdict(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(finished)
     figure, tex = tmp_path / "new/figure.svg", tmp_path / "new/table.tex"
-    folders = [str(path) for path in (finished / "runs/compare").iterdir()]
-    assert cli.main(["compare", *sorted(folders), "--figure", str(figure), "--table", str(tex), *OF_ALL]) == 0
+    folders = sorted(map(str, Path("runs/compare").iterdir()))
+    assert cli.main(["compare", *folders, "--figure", str(figure), "--table", str(tex), *OF_ALL]) == 0
     words = " ".join(re.findall(r">([^<>]+)</text>", figure.read_text()))
     for each in ("(a)", "(b)", "(c)", "(d)", "maml-trpo (n = 3)", "promp (n = 3)", "interquartile mean"):
         assert each in words
@@ -109,24 +115,27 @@ def test_figure_has_panels_names_and_numbers_of_runs(
     assert "(3 runs each)" in shown
     assert "95 % intervals over runs and tasks" in shown
     assert "Not only the algorithm differs: meta-batch-size is 3 (maml-trpo), 4 (promp)." in shown
+    (sentence,) = (line for line in shown.splitlines() if line.startswith("At "))
+    assert re.search(r"by \S+ \[\S+, \S+\] in the mean return after 3 gradient steps on 4 episodes each", sentence)
+    page = tmp_path / "report.html"
+    assert cli.main(["report", *folders, "--output", str(page), "--videos", "0", *OF_ALL]) == 0
+    assert sentence in re.sub("<[^>]+>", "", page.read_text())
 
 
 def test_own_code_of_the_first_run_is_known_in_all_others(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "unknown_code", lambda config, known: [] if known else [(("env-name",), "mine:Env")])
     groups, _ = read_runs((finished / "runs/compare").iterdir())
-    measured, complaints = measure(groups, 20, placement={"num-workers": 0}, known=True)
+    measured, complaints = measure(groups, 1, placement={"num-workers": 0}, known=True)
     assert complaints == []
     assert [len(side.evaluations) for side in measured] == [3, 3]
 
 
-def test_numbers_are_those_of_rliable_on_the_same_tasks_for_all_runs(finished: Path) -> None:
-    groups, _ = read_runs((finished / "runs/compare").iterdir())
-    measured, _ = measure(groups, 20, placement={"num-workers": 0})
-    everyone: list[Evaluation] = [each for side in measured for each in side.evaluations]
+def test_numbers_are_those_of_rliable_on_the_same_tasks_for_all_runs(results: list[GroupResult]) -> None:
+    everyone: list[Evaluation] = [each for side in results for each in side.evaluations]
     assert all(each.tasks == everyone[0].tasks for each in everyone)
     assert not any(each.fixed_tasks for each in everyone)
-    scores = {side.group.name: np.stack([each.task_returns()[:, -1] for each in side.evaluations]) for side in measured}
-    lines = paper.table(measured).splitlines()
+    scores = {side.group.name: np.stack([each.task_returns()[:, -1] for each in side.evaluations]) for side in results}
+    lines = paper.table(results).splitlines()
     places = {name: place for place, name in enumerate(map(str.strip, lines[0].split("|")))}
     for name, values in scores.items():
         (row,) = (line.split("|") for line in lines if line.startswith(f"| {name} |"))
@@ -136,12 +145,13 @@ def test_numbers_are_those_of_rliable_on_the_same_tasks_for_all_runs(finished: P
         assert shown == pytest.approx(expected, abs=0.06)
     one, other = scores.values()
     wins = np.mean([(x > y) + 0.5 * (x == y) for x in one for y in other])
-    assert probability_of_improvement(*(side.evaluations for side in measured)) == pytest.approx(wins)
+    assert probability_of_improvement(*(side.evaluations for side in results)) == pytest.approx(wins)
 
 
-def test_figure_has_no_curve_of_runs_that_sampled_nothing_in_training(finished: Path, tmp_path: Path) -> None:
-    groups, _ = read_runs((finished / "runs/compare").iterdir())
-    first, *others = measure(groups, 20, placement={"num-workers": 0})[0]
+def test_figure_has_no_curve_of_runs_that_sampled_nothing_in_training(
+    results: list[GroupResult], tmp_path: Path
+) -> None:
+    first, *others = results
     rows = [{"iteration": 0, "env_steps": 0, "loss": 1.0}]
     runs = [replace(run, metrics=rows) for run in first.group.runs]
     paper.write_figure([replace(first, group=replace(first.group, runs=runs)), *others], tmp_path / "figure.svg")
@@ -152,65 +162,37 @@ def test_figure_has_no_curve_of_runs_that_sampled_nothing_in_training(finished: 
     assert ["group0" in curves, "group1" in curves] == [False, True]
 
 
-def test_report_and_compare_have_the_same_verdict_on_the_same_folders(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(finished)
-    folders = sorted(map(str, Path("runs/compare").iterdir()))
-    assert cli.main(["compare", *folders, *OF_ALL]) == 0
-    (sentence,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("At "))
-    page = tmp_path / "report.html"
-    assert cli.main(["report", *folders, "--output", str(page), "--videos", "0", *OF_ALL]) == 0
-    shown = re.sub("<[^>]+>", "", page.read_text())
-    assert sentence in shown
-    assert re.search(r"by \S+ \[\S+, \S+\] in the mean return after 3 gradient steps on 4 episodes each", sentence)
-
-
-def test_other_test_of_one_run_does_not_change_the_verdict(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(finished / "runs", tmp_path / "runs")
-    monkeypatch.chdir(tmp_path)
-    groups, _ = read_runs(["runs/compare"])
-    before = verdicts(measure(groups, 20, placement={"num-workers": 0})[0])
+def test_other_test_of_one_run_does_not_change_the_verdict(copied: Path, results: list[GroupResult]) -> None:
     tested = ["test", "runs/compare/one/seed-0", "--num-workers", "0", "--log-level", "error"]
-    for options in (["--num-steps", "1"], ["--fast-lr", "0.9"], ["--checkpoint", "2"], ["--seed", "5"]):
-        assert cli.main([*tested, *options]) == 0
-        results, notices = measure(groups, 20, placement={"num-workers": 0})
-        assert [in_words(each) for each in verdicts(results)] == [in_words(each) for each in before]
-        assert any("is not used here" in notice for notice in notices)
+    assert cli.main([*tested, "--fast-lr", "0.9"]) == 0
+    again, notices = measure(read_runs(["runs/compare"])[0], 20, placement={"num-workers": 0})
+    assert [in_words(each) for each in verdicts(again)] == [in_words(each) for each in verdicts(results)]
+    assert any("is not used here" in notice for notice in notices)
 
 
 # Each changes one thing of one config, and nothing that is finished may be taken for it.
-OTHERS = {
-    "env-name": "PointGoal-v0",
-    "algorithm": "reptile",
-    "fast-lr": 0.9,
-    "num-steps": 2,
-    "meta-batch-size": 5,
-    "fast-batch-size": 5,
-    "gamma": 0.9,
-    "hidden-sizes": [4],
-    "max-kl": 0.02,
-    "env-kwargs": {"low": -0.2},
-    "max-episode-steps": 9,
-    "nonlinearity": "relu",
-}
+OTHERS = {"env-name": "PointGoal-v0", "env-kwargs": {"low": -0.2}, "max-episode-steps": 9, "algorithm": "reptile"}
+OTHERS |= {"max-kl": 0.02, "fast-lr": 0.9, "num-steps": 2, "meta-batch-size": 5, "fast-batch-size": 5, "gamma": 0.9}
+OTHERS |= {"hidden-sizes": [4], "nonlinearity": "relu"}
 
 
-def test_no_finished_run_is_taken_for_one_of_other_settings(copied: Path) -> None:
+def test_no_finished_run_is_taken_for_one_of_other_settings_version_or_learners_file(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finished_of(*arguments: str) -> bool:
+        (entry,) = compare._entries(compare_options([*arguments, "--seeds", "3"]))
+        return entry.folder.exists() or entry.folder.name != f"one-{entry.identity[:8]}"
+
     values = json.loads(Path("one.yaml").read_text())
-    for number, (key, value) in enumerate(OTHERS.items()):
-        # In the config, and in one of the same name elsewhere.
-        given = Path("elsewhere" if number % 2 else ".", "one.yaml")
-        given.parent.mkdir(exist_ok=True)
-        given.write_text(json.dumps(values | {key: value}))
-        (entry,) = compare._entries(compare_options([str(given), "--seeds", "3"]))
-        assert entry.folder.name == f"one-{entry.identity[:8]}", key
-        assert not entry.folder.exists()
+    for key, value in OTHERS.items():
+        Path("one.yaml").write_text(json.dumps(values | {key: value}))
+        assert not finished_of("one.yaml"), key
     Path("one.yaml").write_text(json.dumps(values))
-    (entry,) = compare._entries(compare_options(["one.yaml", "--set", "gamma=0.9", "--seeds", "3"]))
-    assert entry.folder.name == f"one-{entry.identity[:8]}"
+    assert not finished_of("one.yaml", "--set", "gamma=0.9")
+    for what in ("package_versions", "sources"):
+        with monkeypatch.context() as patch:
+            patch.setattr(identities, what, lambda *given: {"algorithm": "0" * 64})
+            assert not finished_of("one.yaml")
 
 
 def test_finished_runs_are_taken_and_another_config_of_one_name_is_kept_apart(
@@ -226,14 +208,6 @@ def test_finished_runs_are_taken_and_another_config_of_one_name_is_kept_apart(
     assert [run.is_dir() for run in first.runs(4)] == [True, True, True, False]
     # Of each config, not of each run.
     assert len(made) == 2
-
-
-def test_no_finished_run_is_taken_for_one_of_another_version_or_learners_file(copied: Path) -> None:
-    for what in ("package_versions", "sources"):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(identities, what, lambda *given: {"algorithm": "0" * 64})
-            (entry,) = compare._entries(compare_options(["one.yaml", "--seeds", "3"]))
-        assert not entry.folder.exists()
 
 
 def test_finished_runs_with_sets_of_tasks_by_their_seeds_are_taken_again(tmp_path: Path) -> None:
@@ -316,10 +290,8 @@ def test_longer_run_is_measured_where_the_shorter_one_ended(finished: Path) -> N
         (["one.yaml", "other.yaml", "--figure", "x.gif"], ["x.gif", ".pdf, .svg, .png"]),
         (["one.yaml", "other.yaml", "--table", "x.csv"], ["x.csv", ".tex or .md"]),
         (["one.yaml", "other.yaml", "--env-steps", "many"], ["--env-steps", "positive number"]),
-        (["one.yaml", "nowhere"], ["there is no config 'nowhere'"]),
         (["one.yaml", "longer.yaml"], ["'max-episode-steps' is 10 and 11", "problems", "--set max-episode-steps=10"]),
         (["runs/compare/one"], ["all of one experiment"]),
-        (["one.yaml", "--seeds", "9"], ["all of one experiment"]),
         (["one.yaml", "one.yaml", "runs/compare/one", "--seeds", "9"], ["all of one experiment"]),
         *[
             (["runs/compare/one", "runs/compare/other", option, value], [f"{option} is for configs that are trained"])

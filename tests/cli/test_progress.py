@@ -44,8 +44,9 @@ def terminal_of(columns: int) -> Iterator[Callable[[], str]]:
         yield read
 
 
-def test_bar_on_a_terminal_has_returns_and_speed_on_one_line() -> None:
-    with terminal_of(80) as read, TrainingProgress(500, "seed 3") as progress:
+def test_bar_on_a_terminal_has_returns_and_speed_on_one_line_and_logs_none(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with terminal_of(80) as read, TrainingProgress(500, "seed 3", seconds_between_lines=0.0) as progress:
         progress(metrics_of(122, -171.26, -158.04))
         progress._bar.refresh()
         lines = [line for line in re.split(r"[\r\n]", read()) if line.strip()]
@@ -53,6 +54,7 @@ def test_bar_on_a_terminal_has_returns_and_speed_on_one_line() -> None:
     assert lines[-1].startswith("seed 3:  25%")
     assert "123/500" in lines[-1]
     assert lines[-1].rstrip().endswith(", return -171.3 -> -158.0, 20,000 steps/s]")
+    assert caplog.messages == []
 
 
 def test_bar_shows_the_slots_of_slow_environments() -> None:
@@ -69,14 +71,6 @@ def test_line_shows_the_slots_without_a_terminal(caplog: pytest.LogCaptureFixtur
     assert caplog.messages == ["seed 3, iteration 1 of 500: 2 slots wait, 1 act, 0 done"]
 
 
-def test_nothing_is_drawn_without_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with TrainingProgress(2) as progress:
-        progress(metrics_of(0, -71.0, -58.0))
-    assert capsys.readouterr() == ("", "")
-
-
 def test_summary_has_the_first_and_the_last_iteration_and_their_times() -> None:
     with TrainingProgress(3) as progress:
         for iteration in range(3):
@@ -86,12 +80,9 @@ def test_summary_has_the_first_and_the_last_iteration_and_their_times() -> None:
         "iteration     2: return -7.0 before and -5.0 after adaptation",
         "each iteration took 0.50 s of sampling, at 20,000 steps/s, and 1.00 s of updating",
     ]
-
-
-def test_summary_of_a_method_without_adaptation_has_one_return() -> None:
     with TrainingProgress(1) as progress:
         progress(metrics_of(0, -9.0))
-    assert progress.summary().splitlines()[:-1] == ["iteration     0: return -9.0"]
+    assert progress.summary().splitlines()[:-1] == ["iteration     0: return -9.0"], "a method without adaptation"
 
 
 def test_run_with_nothing_left_to_do_is_reported() -> None:
@@ -119,7 +110,9 @@ def test_profile_ranks_the_stages() -> None:
     assert [line.split() for line in progress.profile().splitlines()] == [["outer", "50.0%"], ["inner", "25.0%"]]
 
 
-def test_lines_are_logged_at_intervals_without_a_terminal(caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_are_logged_at_intervals_and_nothing_is_drawn_without_a_terminal(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
     caplog.set_level("INFO")
     with TrainingProgress(500, "seed 3", seconds_between_lines=0.0) as progress:
         progress(metrics_of(122, -171.26, -158.04))
@@ -127,16 +120,11 @@ def test_lines_are_logged_at_intervals_without_a_terminal(caplog: pytest.LogCapt
     assert line.startswith("seed 3, iteration 123 of 500: return -171.3 -> -158.0, 20,000 steps/s, ")
     assert re.fullmatch(r".* \d\d:\d\d left", line)
     caplog.clear()
+    capsys.readouterr()
     with TrainingProgress(500, seconds_between_lines=1e9) as progress:
         progress(metrics_of(0, -171.26, -158.04))
     assert caplog.messages == []
-
-
-def test_no_lines_are_logged_beside_a_bar(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    with terminal_of(80), TrainingProgress(500, seconds_between_lines=0.0) as progress:
-        progress(metrics_of(0, -171.26, -158.04))
-    assert caplog.messages == []
+    assert capsys.readouterr() == ("", "")
 
 
 def test_summary_names_the_best_evaluation() -> None:

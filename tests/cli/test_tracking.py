@@ -70,13 +70,13 @@ def test_tensorboard_has_the_config_beside_the_numbers(folder: Path) -> None:
     assert {"config/text_summary", "files/text_summary"} <= set(events.Tags()["tensors"])
 
 
-def test_missing_tracker_is_refused_before_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("wandb", "mlflow"):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("maml_rl.cli.tracking.find_spec", lambda name: None)
-            assert train("--track", name) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert f"--track {name} needs {name}; run pip install 'maml-rl[{name}]'" in line
+def test_missing_tracker_is_refused_before_the_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("maml_rl.cli.tracking.find_spec", lambda name: None)
+    assert train("--track", "wandb") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--track wandb needs wandb; run pip install 'maml-rl[wandb]'" in line
     assert not Path("run").exists()
 
 
@@ -93,6 +93,4 @@ def test_failing_tracker_ends_the_run_in_one_line_with_a_checkpoint(
     assert train("--track", "tensorboard") == 1
     assert "--track tensorboard: OSError" in capsys.readouterr().err
     assert (folder / "run/checkpoints/iteration-000001").is_dir()
-    monkeypatch.undo()
-    monkeypatch.chdir(folder)
-    assert train("--track", "tensorboard", "--resume") == 0
+    assert train("--resume") == 0

@@ -127,15 +127,9 @@ def test_described_run_goes_where_the_run_would_or_is_refused_as_the_run(
         assert "runs/small holds another run; continue it with --resume" in capsys.readouterr().err
         assert train_with(option, "--resume", "--output-folder", "runs/small", "--gamma", "0.5") == 2
         assert "the run in runs/small was made with another 'gamma'" in capsys.readouterr().err
+        assert train_with(option, "--init", "nowhere") == 2
+        assert "there is no checkpoint nowhere" in capsys.readouterr().err
     assert train_with("--print-config", "--resume") == 0
-
-
-@pytest.mark.parametrize("option", ["--dry-run", "--print-config"])
-def test_run_that_is_described_may_not_begin_with_one_that_is_not(
-    option: str, config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train_with(option, "--init", "nowhere") == 2
-    assert "there is no checkpoint nowhere" in capsys.readouterr().err
 
 
 def test_dry_run_of_several_seeds_says_how_many_and_refuses_those_of_a_run(

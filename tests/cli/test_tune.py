@@ -145,10 +145,10 @@ def untimed(rows: list[dict[str, str]]) -> list[dict[str, str]]:
 
 @pytest.mark.usefixtures("judged")
 def test_search_finds_the_best_and_ends_bad_trials(tmp_path: Path) -> None:
-    rows = search(tmp_path, 30)
+    rows = search(tmp_path, 20)
     own = load_config(find_config(CONFIG))
     assert (float(rows[0]["fast-lr"]), rows[0]["nonlinearity"]) == (own.fast_lr, own.nonlinearity)
-    assert [row["trial"] for row in rows] == [str(number) for number in range(30)]
+    assert [row["trial"] for row in rows] == [str(number) for number in range(20)]
     whole = [row for row in rows if row["state"] == "complete"]
     ended = [row for row in rows if row["state"] == "pruned"]
     best = max(whole, key=lambda row: float(row["value"]))

@@ -28,16 +28,11 @@ ENVIRONMENTS = """\
 import sys
 
 import gymnasium
-import numpy as np
 from tests.numbered_env import NumberedEnv
 
 
 def function(**kwargs):
     return 3
-
-
-def needs_an_argument(size):
-    return None
 
 
 class Base(NumberedEnv):
@@ -49,24 +44,9 @@ class RaisesInInit(Base):
         raise RuntimeError("no license\\nfor this host")
 
 
-class RaisesNothingToRead(Base):
-    def __init__(self):
-        raise RuntimeError
-
-
 class Exits(Base):
     def __init__(self):
         sys.exit(5)
-
-
-class TakesAllMemory(Base):
-    def __init__(self):
-        np.zeros(10**17)
-
-
-class Recursive(Base):
-    def __init__(self):
-        Recursive()
 
 
 class RaisesLate(Base):
@@ -75,11 +55,9 @@ class RaisesLate(Base):
         raise LookupError("not yet")
 
 
-for made in (function, needs_an_argument, *Base.__subclasses__()):
+for made in (function, *Base.__subclasses__()):
     gymnasium.register(f"Wrong{made.__name__}-v0", entry_point=made, max_episode_steps=5)
-gymnasium.register("WrongAttribute-v0", entry_point="wrong_envs:Missing", max_episode_steps=5)
 gymnasium.register("WrongModule-v0", entry_point="gone.away:Missing", max_episode_steps=5)
-gymnasium.register("WrongEntryPoint-v0", entry_point="no_colon", max_episode_steps=5)
 """
 
 FILES = {
@@ -89,12 +67,8 @@ FILES = {
     "wrong_syntax.py": "x = (\n",
     "wrong_name.py": "\n\nundefined\n",
     "wrong_exit.py": "import sys\nsys.exit(3)\n",
-    "wrong_deeply.py": "import wrong_name\n",
-    "wrong_null.py": "x\0",
     "file": "x",
-    "full/file": "x",
     "broken_run/config.json": "{",
-    "misspelled.yaml": SMALL + "num_steps: 1\n",
     "unmade.yaml": SMALL + "env-kwargs: {high: 2, low: x}\n",
     "gaussian.yaml": "env-name: GaussianBandit-K5-v0\nfast-batch-size: 2\n",
     "wide.yaml": SMALL.replace("[4]", "[5]"),
@@ -108,7 +82,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wrong_input")
     (folder / "dangling").symlink_to("nowhere")
     os.mkfifo(folder / "fifo")
-    for name in ("folder", "full", "broken_run"):
+    for name in ("folder", "broken_run"):
         (folder / name).mkdir()
     for name, content in FILES.items():
         (folder / name).write_text(content)
@@ -176,17 +150,12 @@ POLICY = "run/checkpoints/iteration-000001"
 Case = tuple[list[str], list[str]]
 
 ENVIRONMENT_CASES: list[Case] = [
-    *[
-        (train("--env-name", name), ["relative", "full name"])
-        for name in (".x:Foo-v0", "./wrong_envs.py:WrongExits-v0")
-    ],
+    (train("--env-name", ".x:Foo-v0"), ["relative", "full name"]),
     *[
         (check_env(f"{module}:Foo-v0"), [module, *words])
         for module, words in (
             ("wrong_syntax", ["SyntaxError in wrong_syntax.py, line 1: '(' was never closed"]),
             ("wrong_exit", ["SystemExit in wrong_exit.py, line 2: 3"]),
-            ("wrong_deeply", ["NameError in wrong_name.py, line 3: name 'undefined' is not defined"]),
-            ("wrong_null", ["null bytes"]),
             ("wrong_envs.py", ["not of its file"]),
         )
     ],
@@ -194,34 +163,22 @@ ENVIRONMENT_CASES: list[Case] = [
         (train("--env-name", f"wrong_envs:Wrong{name}-v0"), [f"wrong_envs:Wrong{name}-v0 cannot be made", *words])
         for name, words in (
             ("RaisesInInit", [raised_by('raise RuntimeError("no', "RuntimeError", ": no license for this host")]),
-            ("RaisesNothingToRead", [raised_by("raise RuntimeError\n", "RuntimeError")]),
             ("Exits", [raised_by("sys.exit(5)", "SystemExit", ": 5")]),
-            ("TakesAllMemory", [raised_by("np.zeros(10**17", "MemoryError"), "allocate"]),
-            ("Recursive", [raised_by("        Recursive()", "RecursionError")]),
             ("function", ["gymnasium.Env", "int"]),
-            ("needs_an_argument", ["size"]),
-            ("Attribute", ["Missing"]),
             ("Module", ["No module named 'gone'"]),
-            ("EntryPoint", ["ValueError"]),
         )
     ],
     (train("--env-name", "wrong_envs:WrongRaisesLate-v0"), [raised_by("raise LookupError", "LookupError", ": ")]),
     (train("--env-name", "wrong_envs:Base"), ["is not an id", "gymnasium.register('Base-v0'"]),
     (check_env("wrong_envs:function"), ["makes int, which is not a gymnasium.Env", "derive"]),
-    (check_env("builtins:exit"), ["cannot be made: SystemExit"]),
-    (check_env("two\nlines"), ["two\\nlines"]),
     (check_env("\x1b[31mred"), ["\\x1b[31mred"]),
     (train("--env-name", "json:Foo-v0"), ["unknown family 'Foo-v0'"]),
     (train("--env-name", "2DNavigation"), ["in the command line", "did you mean '2DNavigation-v0'"]),
     (train("--env-name", "CartPole-v1"), ["not a task family", "sample_tasks"]),
     (train("--config", "kwargs.yaml", "--env-kwargs", "{lo: 1}"), ["command line", "did you mean 'low'"]),
-    (train("--env-name", "AntDir-v5", "--env-kwargs", "{engin: mujoco}"), ["did you mean 'engine'"]),
     (train("--env-kwargs", "{low: 1, high: 0}"), ["command line", "low must be below high"]),
-    (train("--env-kwargs", "[1]"), ["a mapping"]),
-    (train("--env-kwargs", "{low: [-.inf]}"), ["finite"]),
     (train("--env-kwargs", "{1: 2}"), ["must be text"]),
     (train("--env-kwargs", "{low: 2020-01-01}"), ["low must be a finite number, got '2020-01-01'"]),
-    (train("--env-kwargs", "{low: !!timestamp 2020-01-01}"), ["plain data"]),
     (check_env("wrong_envs:Base", "--env-kwargs", "{"), ["--env-kwargs", "not valid YAML"]),
     (check_env("wrong_envs:Base", "--env-kwargs", "{a: 1}"), ["cannot be made"]),
 ]
@@ -236,9 +193,7 @@ FILE_CASES: list[Case] = [
             ("", ["--config", "an empty text"]),
             ("folder", ["not a run folder", "config.json"]),
             ("dangling", ["cannot read the config", "No such file"]),
-            ("/dev/zero", ["cannot read the config /dev/zero", "it is a device"]),
             ("broken_run", ["broken_run/config.json", "not valid YAML"]),
-            ("misspelled.yaml", ["misspelled.yaml, line 8", "did you mean 'num-steps'"]),
             ("unmade.yaml", ["unmade.yaml, line 8", "cannot be made"]),
         )
     ],
@@ -249,15 +204,11 @@ FILE_CASES: list[Case] = [
             ("dangling", ["dangling is a link to nowhere", "--output-folder"]),
             ("fifo/x", ["fifo is a device", "--output-folder"]),
             ("/proc/x", ["cannot write to /proc/x", "No such file", "--output-folder"]),
-            ("new/\udcff/x", ["--output-folder", "expected text in UTF-8"]),
-            ("full", ["not empty and is not a run folder"]),
             ("run", ["holds another run", "--resume", "--overwrite"]),
         )
     ],
-    (train("--output-folder", "file/x", "--seeds", "1", "2"), ["file is a file"]),
     (train("--output-folder", "run", "--seeds", "0", "--resume"), ["is the folder of a single run; choose another"]),
     (train("--output-folder", "run", "--resume", "--overwrite"), ["--resume continues the run in run, and --over"]),
-    (train("--output-folder", "run", "--resume", "--seed", "5", "--fast-lr", "0.3"), ["another 'fast-lr' and 'seed'"]),
     (train("--output-folder", "study", "--seeds", "0", "1"), ["seed-1 holds another run; continue it with --resume"]),
     *[
         (train("--device", device), ["device", "--device", *words])
@@ -271,7 +222,6 @@ FILE_CASES: list[Case] = [
             ("dangling", ["dangling is a link to nowhere"]),
             ("fifo", ["fifo is a device"]),
             ("/proc/x", ["cannot write /proc/x"]),
-            ("x" * 250, ["cannot write", "File name too long"]),
             ("run/config.json", ["name the same file"]),
         )
     ],
@@ -280,25 +230,11 @@ FILE_CASES: list[Case] = [
         for path, words in (
             ("folder", ["folder is a folder"]),
             ("./results.npz", ["name the same file"]),
-            ("run/config.json", ["name the same file"]),
         )
     ],
-    *[
-        (evaluate("--tasks", path), words)
-        for path, words in (
-            ("folder", ["cannot read the tasks in folder"]),
-            ("file", ["file cannot be read as JSON"]),
-            ("/dev/zero", ["cannot read the tasks in /dev/zero", "it is a device"]),
-        )
-    ],
-    *[
-        (evaluate("--checkpoint", policy), words)
-        for policy, words in (
-            ("lastest", ["there is no checkpoint lastest"]),
-            ("file", ["cannot read"]),
-            ("folder", ["folder is not a checkpoint: it has no state.json"]),
-        )
-    ],
+    (evaluate("--tasks", "file"), ["file cannot be read as JSON"]),
+    (evaluate("--checkpoint", "lastest"), ["there is no checkpoint lastest"]),
+    (evaluate("--checkpoint", "folder"), ["folder is not a checkpoint: it has no state.json"]),
     # In a worker: the number of workers is that of the machine; and in no folder of a usual name.
     (["train.py", "--config", "small.yaml", "--env-kwargs", "{hihg: 1}"], ["hihg", "did you mean 'high'"]),
     *[
@@ -307,48 +243,32 @@ FILE_CASES: list[Case] = [
             (["--output", "file"], ["file exists", "--overwrite"]),
             (["--save-tasks", "file"], ["file exists", "another --save-tasks"]),
             (["--checkpoint", "3"], ["no checkpoint of iteration 3", "kept are: 0, 1"]),
-            (["--policy", "folder"], ["folder is not a checkpoint", "no state.json"]),
             (["--config", "wide.yaml", "--policy", POLICY], ["another architecture", "is (4,) there and (5,)"]),
-            (["--config", "folder"], ["folder is not a run folder", "no config.json", "give a run"]),
             (["--tasks", "file", "--save-tasks", "more.json"], ["--tasks", "contradicts --save-tasks"]),
             (["--tasks", "2", "--num-batches", "2"], ["--tasks", "contradicts --num-batches"]),
-            *(
-                (["--benchmark", "wind-v1", option, "2"], ["--benchmark decides", f"leave out {option}"])
-                for option in ("--repetitions", "--num-batches")
-            ),
+            (["--benchmark", "wind-v1", "--num-batches", "2"], ["--benchmark decides", "leave out --num-batches"]),
         )
     ],
     (["test.py", "--config", "small.yaml", "--output", "results.npz"], ["small.yaml", "not a run", "--checkpoint"]),
     *[
         (["report", *arguments], words)
         for arguments, words in (
-            (["nowhere"], ["there is no folder nowhere"]),
-            (["folder"], ["folder is not a run folder"]),
-            (["run", "--output", "folder"], ["folder is a folder"]),
             (["run", "--output", "file"], ["file exists and is not a report"]),
-            (["run", "--output", "/proc/x"], ["cannot write /proc/x"]),
             (["run", "--output", "missing/report.html"], ["there is no folder", "make it first"]),
             (["run", "--tasks", "-1"], ["--tasks", "at least 0"]),
             ([], ["RUN"]),
-            (["run", "--tasks", "folder"], ["cannot read the tasks in folder"]),
         )
     ],
 ]
 
 ZOO_CASES: list[Case] = [
-    *[(["zoo", "add", "run", "--name", name], words) for name, words in (("../mine", ["is not a name for the zoo"]),)],
+    (["zoo", "add", "run", "--name", "../mine"], ["is not a name for the zoo"]),
     (["zoo", "add", "run"], ["required: --name"]),
     (["zoo", "--name", "x"], ["unrecognized arguments: --name"]),
     (["zoo", "add", "nowhere", "--name", "mine"], ["there is no folder nowhere", "choose"]),
-]
-
-# A run folder whose config has been changed.
-ALTERED_CASES: list[Case] = [
-    (["train.py", "--output-folder", "edited", "--num-workers", "0", "--resume"], ["edited/config.json is damaged or"]),
+    # A run folder whose config has been changed.
+    (["zoo", "add", "edited", "--name", "mine"], ["edited/config.json is damaged or was edited", "SHA256SUMS"]),
     (["test.py", "edited", "--num-workers", "0"], ["edited/config.json is damaged or was edited", "SHA256SUMS"]),
-    (["report", "edited"], ["edited/config.json is damaged or was edited", "SHA256SUMS"]),
-    (["zoo", "add", "edited", "--name", "mine"], ["edited/config.json is damaged or was edited"]),
-    (["train.py", "--config", "edited", "--output-folder", "out"], ["edited/config.json is damaged or was edited"]),
 ]
 
 WIDE = ["--episodes", "1", "--learner-settings", "{hidden-sizes: [2000, 2000]}"]
@@ -356,16 +276,13 @@ SET, SEARCHED = ["--learner-settings"], "2d-navigation"
 DARK_ROOM = ["--env-name", "DarkRoom-v0", "--env-kwargs", "{size: 5}"]
 VALUE_CASES: list[Case] = [
     (train("--num-workers", "x"), ["'num-workers' in the command line", "expected an integer, got 'x'"]),
-    *[(train("--seeds", seeds), ["--seeds", "an integer"]) for seeds in ("0,,1", "1-3")],
-    (train("--seeds", "0,1,0"), ["--seeds names 0 more than once"]),
+    (train("--seeds", "0,,1"), ["--seeds", "an integer"]),
     (train("--seeds", "0,1", "--seed", "1"), ["--seed 1 contradicts --seeds"]),
     (train("--seeds-at-once", "2"), ["--seeds-at-once 2 is for several seeds; name them with --seeds"]),
     *[
         (train("--hidden-sizes", *sizes), ["hidden-sizes", *words])
         for sizes, words in (
             (["x", "y"], ["entry 1", "an integer", "'x'"]),
-            (["64", "-1"], ["entry 2", "at least 1"]),
-            (["{}"], ["entry 1", "an integer"]),
             ([], ["at least one argument"]),
         )
     ],
@@ -373,14 +290,9 @@ VALUE_CASES: list[Case] = [
         train("--hidden-sizes", "[2000000, 2000000]"),
         ["hidden-sizes", "parameters would take at least", "GiB", "this machine has"],
     ),
-    *[
-        (train(f"--{key}", value), ["would take at least", "GiB", "this machine has", "lower one of these"])
-        for key, value in (("max-episode-steps", "2147483647"), ("meta-batch-size", "2147483647"))
-    ],
-    *[
-        (evaluate(f"--{key}", value), ["would take at least", "GiB", "this machine has", "lower"])
-        for key, value in (("num-batches", "99999999999999999999"), ("fast-batch-size", "2147483647"))
-    ],
+    (train("--max-episode-steps", "2147483647"), ["would take at least", "GiB", "this machine has", "lower one of"]),
+    (evaluate("--num-batches", "9" * 20), ["would take at least", "GiB", "this machine has", "lower"]),
+    (evaluate("--fast-batch-size", "2147483647"), ["would take at least", "GiB", "this machine has", "lower"]),
     *[
         (train("--env-name", name, "--env-kwargs", kwargs), ["take at least", "GiB", "this machine has", "choose"])
         for name, kwargs in (("TabularMDP-v0", "{num_states: 1000000000}"), ("Bandit-K5-v0", "{k: 2000000000000}"))
@@ -393,23 +305,15 @@ VALUE_CASES: list[Case] = [
             (["--algorithm", "maml-trop"], ["'algorithm' in the command line", "did you mean 'maml-trpo'"]),
             (["--algorithm-settings", "{max-lk: 1}"], ["unknown key 'max-lk'", "command line", "'max-kl'"]),
             (["--algorithm-settings", "7", "--max-kl", "1"], ["algorithm-settings", "a mapping"]),
-            (["--method", "magic"], ["method", "'maml', 'pretrain' or 'oracle'", "magic"]),
             (["--device", "cpu", "--use-cuda"], ["--use-cuda", "contradicts"]),
             (["--fast_lr", "0.1"], ["unrecognized arguments", "--fast_lr"]),
-            (["--seeds"], ["--seeds", "at least one argument"]),
-            (["--seeds", "0", "4294967296"], ["seed", "less than 4294967296"]),
         )
     ],
     *[
         (train(*options), [f"'{options[-2][2:]}' in the command line: ", *words])
         for options, words in (
             (["--slots-per-task", "3"], ["must divide fast-batch-size"]),
-            (["--prefetch", "-1"], ["expected at least 0, got -1"]),
-            (["--recv-timeout", "-0.1"], ["expected at least 0", "got -0.1"]),
-            (["--inference", "both"], ["expected 'auto', 'central' or 'worker', got 'both'"]),
             (["--inference", "worker"], ["needs workers to act in"]),
-            (["--recv-timeout", "0.1", "--num-workers", "2", "--num-groups", "2"], ["exclude each other"]),
-            (["--evaluate-every", "0"], ["expected at least 1, got 0"]),
         )
     ],
     *[
@@ -424,50 +328,32 @@ VALUE_CASES: list[Case] = [
     *[
         (train(*env, "--tasks", f"{{distribution: fixed, train: {count}, test: 10}}"), words)
         for env, count, words in (
-            ([], 0, ["'train' in the command line", "expected at least 1, got 0"]),
             ([], 1, ["1 training tasks for a meta-batch-size of 2; lower meta-batch-size, or raise 'train'"]),
             (DARK_ROOM, 20, ["DarkRoom-v0 has too few different tasks for 20 training tasks and 10 test tasks"]),
         )
     ],
     (train("--init-learner"), ["name it with --init"]),
-    (train("--fast-lr", "1e39"), ["fast-lr", "at most"]),
-    (evaluate("--num-steps", "-1"), ["--num-steps", "at least 0"]),
     (evaluate("--tasks", "0"), ["tasks must be at least 1, got 0"]),
     (evaluate("--num-steps", "2000", "--halve-step-size", "always"), ["num-steps is 2000", "vanishes"]),
     *[
         (train(f"--{key}", f"{module}:Any"), [key, *words])
         for key, module, words in (
             ("algorithm", "wrong_name", ["NameError in wrong_name.py, line 3"]),
-            ("algorithm", "wrong_exit", ["SystemExit in wrong_exit.py, line 2"]),
-            ("policy", "wrong_syntax", ["SyntaxError in wrong_syntax.py, line 1"]),
             ("policy", ".relative", ["relative import"]),
             ("policy", "json", ["json"]),
         )
     ],
     (train("--fast-lr", "["), ["--fast-lr", "not valid YAML"]),
-    (train("--fast-lr", "*a"), ["--fast-lr", "aliases"]),
     # The value of one option may have several lines.
     (train("--gamma", "0.5\nseed: 3"), ["--gamma", "expected one value", "'seed'"]),
-    *[
-        (train(f"--{key}={value}"), [f"--{key}", "expected a value, got an empty text"])
-        for key, value in (("tasks", ""), ("gamma", "# nothing"))
-    ],
-    *[
-        (command, ["'backend' in the command line", "'zz'"])
-        for command in (["report", "run", "--backend", "zz"], evaluate("--backend", "zz"))
-    ],
+    (train("--gamma=# nothing"), ["--gamma", "expected a value, got an empty text"]),
+    (["report", "run", "--backend", "zz"], ["'backend' in the command line", "'zz'"]),
     (train("--num-batchs", "3"), ["--num-batchs", "did you mean '--num-batches'"]),
     (train("--algorithm", "rl2", "--max-kl", "3"), ["arguments: --max-kl", "a setting of maml-trpo"]),
     (evaluate("--chekpoint=3"), ["--chekpoint", "did you mean '--checkpoint'"]),
-    (["report", "run", "--vidoes", "0"], ["--vidoes", "did you mean '--videos'"]),
     *[
-        (["record", "--source", "run", "--output", "out", option, value], [f"from its run; leave {option} out"])
-        for option, value in (
-            ("--learner", "ppo"),
-            ("--learner-settings", "{}"),
-            ("--iterations", "1"),
-            ("--seed", "0"),
-        )
+        (["record", "--source", "run", "--output", "out", f"--{option}", value], [f"its run; leave --{option} out"])
+        for option, value in (("learner", "ppo"), ("learner-settings", "{}"), ("iterations", "1"), ("seed", "0"))
     ],
     *[
         (["record", "dark-room", "--output", "out", "--num-workers", "0", "--no-minari", *options], words)
@@ -487,14 +373,13 @@ VALUE_CASES: list[Case] = [
             (["dark-room", *SET, "{gamma: 2.0}"], ["'gamma' in the settings of the learner: expected at most 1"]),
             (["dark-room", "--learner", "q-learning", *SET, "{baseline: zero}"], ["has no setting 'baseline'"]),
             (["dark-room", *SET, "{clap: 0.1}"], ["the learner ppo has no setting 'clap'; did you mean 'clip'"]),
-            (["dark-room", *SET, "{clip: -1.0}"], ["setting of the learner ppo: clip must be greater than 0"]),
             (["dark-room", "--learner", "ucb1"], ["ucb1 cannot learn DarkRoom-v0", "it knows arms alone"]),
-            ([SEARCHED, "--learner", "q-learning"], ["cannot learn 2DNavigation-v0", "states that can be counted"]),
             ([SEARCHED, "--learner", "ucb1"], ["ucb1 cannot learn 2DNavigation-v0", "Discrete actions"]),
+            ([SEARCHED, "--learner", "q-learning"], ["cannot learn 2DNavigation-v0", "states that can be counted"]),
             (["gaussian.yaml", "--learner", "thompson"], ["thompson counts rewards of 0 and 1, and one is"]),
         )
     ],
-    *[(command("--num-tasks", "3"), ["did you mean '--meta-batch-size'?"]) for command in (train, evaluate)],
+    (train("--num-tasks", "3"), ["did you mean '--meta-batch-size'?"]),
     *[
         (["play", "run", "--output", *options], words)
         for options, words in (
@@ -524,18 +409,13 @@ VALUE_CASES: list[Case] = [
     ],
     (["trian"], ["there is no command 'trian'; did you mean 'train'?", "train, test, report"]),
     (["train", "halfcheetah-dri"], ["there is no config 'halfcheetah-dri'; did you mean 'halfcheetah-dir'?"]),
-    (["train", "fin2017/2d-navigation"], ["there is no config 'fin2017/2d-", "did you mean 'finn2017/2d-navigation'"]),
     (["train", "ant-dir", "--config", "ant-vel"], ["two configs", "ant-dir", "ant-vel"]),
     (["test"], ["give a run"]),
-    (["bench"], ["there is no command 'bench'; did you mean 'benchmarks'?"]),
     (["configs", "halfchetah"], ["no config has 'halfchetah' in its name"]),
-    (check_env(), ["env"]),
     (check_env("Nowhere-v0"), ["Nowhere-v0", "cannot be made"]),
-    (check_env("nowhere:Env"), ["nowhere:Env cannot be made", "No module named 'nowhere'"]),
     (["test.py", "nosuch", "--num-workers", "0"], ["there is no run folder 'nosuch'", "no config of that name"]),
     (["test.py", "zoo:2d-navigatoin"], ["the zoo has no policy '2d-navigatoin'; did you mean '2d-navigation'"]),
     (evaluate("--benchmark", "wind-v2"), ["there is no benchmark 'wind-v2'; did you mean 'wind-v1'"]),
-    (["test.py", "2d-navigatoin"], ["there is no run folder", "did you mean '2d-navigation'"]),
 ]
 
 
@@ -545,9 +425,7 @@ def name_of(case: Case) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", [*ENVIRONMENT_CASES, *FILE_CASES, *ZOO_CASES, *ALTERED_CASES, *VALUE_CASES], ids=name_of
-)
+@pytest.mark.parametrize("case", [*ENVIRONMENT_CASES, *FILE_CASES, *ZOO_CASES, *VALUE_CASES], ids=name_of)
 def test_wrong_input_ends_in_one_line(place: Path, capfd: pytest.CaptureFixture[str], case: Case) -> None:
     arguments, words = case
     before = snapshot(place)
