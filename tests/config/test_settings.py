@@ -38,10 +38,8 @@ def test_catalog_of_the_algorithms_is_that_of_their_classes() -> None:
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
-        (["--help"], "--cg-iters"),
         (["--algorithm", "rl2", "--help"], "--value-lambda"),
         (["promp/halfcheetah-dir", "--help"], "settings of the algorithm promp"),
-        (["--num-batchs", "3"], "did you mean '--num-batches'"),
         (["--algorithm", "promp", "--learnin-rate", "3"], "did you mean '--learning-rate'"),
     ],
 )

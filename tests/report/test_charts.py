@@ -93,15 +93,18 @@ def test_learning_curve_has_a_line_for_every_step_and_its_seeds_or_a_band(
         assert text in words(root)
 
 
-def evaluated_group(folder: Path, seeds: int, every: int = 2) -> RunGroup:
-    for seed in range(seeds):
-        make_run(folder / f"seed-{seed}", {**NAVIGATION, "seed": seed, "evaluate-every": every, "evaluation-tasks": 2})
+@pytest.fixture(scope="module")
+def evaluated_group(tmp_path_factory: pytest.TempPathFactory) -> RunGroup:
+    """Three seeds, which are evaluated after every iteration."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    for seed in range(3):
+        make_run(folder / f"seed-{seed}", {**NAVIGATION, "seed": seed, "evaluate-every": 1, "evaluation-tasks": 2})
     (group,), _ = read_runs([folder])
     return group
 
 
-def test_evaluation_curve_has_a_point_for_each_evaluation_and_a_band_around_seeds(tmp_path: Path) -> None:
-    group = evaluated_group(tmp_path / "study", seeds=3, every=1)
+def test_evaluation_curve_has_a_point_for_each_evaluation_and_a_band_around_seeds(evaluated_group: RunGroup) -> None:
+    group = evaluated_group
     (before, _, after) = (group.curve(key).known() for key in group.keys("evaluation/return/"))
     assert before.iterations.tolist() == [0, 1, 2]
     for curve in (before, after):
@@ -116,19 +119,20 @@ def test_evaluation_curve_has_a_point_for_each_evaluation_and_a_band_around_seed
     assert "the mean over 3 seeds, the band its 95 % interval" in words(root)
 
 
-def test_evaluations_between_iterations_without_any_are_joined(tmp_path: Path, navigation: GroupResult) -> None:
-    group = evaluated_group(tmp_path / "run", seeds=1, every=1)
-    (run,) = group.runs
+def test_evaluations_between_iterations_without_any_are_joined(
+    evaluated_group: RunGroup, navigation: GroupResult
+) -> None:
+    run = evaluated_group.runs[0]
     rows = [dict(row) for row in run.metrics]
     rows[1] = {key: value for key, value in rows[1].items() if not key.startswith("evaluation/")}
-    group = replace(group, runs=[replace(run, metrics=rows)])
+    group = replace(evaluated_group, name="one", runs=[replace(run, metrics=rows)])
     root = read(curves.evaluation_curve(group))
     paths = [mark.get("d", "") for mark in marks(over_steps(root), "path", "line")]
     assert [(path.count("M"), path.count("L")) for path in paths] == [(1, 1)] * 3
     # Runs without evaluations add no line to the chart.
     compared = read(curves.compared_evaluation_curves([replace(group, index=1), navigation.group]))
     assert (count(over_steps(compared), "path", "line"), len(list(compared.iter("li")))) == (1, 1)
-    assert "seed-0, after 2 steps, 1 run" in words(compared)
+    assert "one, after 2 steps, 1 run" in words(compared)
     assert curves.compared_evaluation_curves([navigation.group]) is None
     assert curves.evaluation_curve(navigation.group) is None
 
@@ -162,6 +166,9 @@ def test_methods_are_compared_on_one_chart_and_the_same_tasks(compared: list[Gro
     assert [count(root, "circle", css) for css in ("group0", "group1", "group2", "untrained")] == [3, 3, 1, 3]
     assert [count(root, "path", "level"), count(root, "path", "interval")] == [1, 10]
     assert "On the same 20 tasks that training never drew" in words(root)
+    moved = replace(compared[1].evaluations[0], tasks=[{"goal": [0.0, 0.0]}] * 4)
+    elsewhere = words(read(step_returns([compared[0], replace(compared[1], evaluations=[moved])])))
+    assert "different ones for each experiment" in elsewhere
 
 
 def test_compared_learning_curves_name_the_steps_and_run_over_environment_steps(compared: list[GroupResult]) -> None:
@@ -190,14 +197,6 @@ def test_numbers_of_a_column_have_the_same_decimals(compared: list[GroupResult])
     ]
     cells = [cell.text for cell in read(step_table(results)).iter("td")]
     assert [cell for cell in cells if cell and "." in cell] == ["\N{MINUS SIGN}79.6"] * 4 + ["\N{MINUS SIGN}0.6"] * 4
-
-
-def test_policies_on_different_tasks_are_marked(compared: list[GroupResult]) -> None:
-    first, second, _ = compared
-    moved = replace(second.evaluations[0], tasks=[{"goal": [0.0, 0.0]}] * 4)
-    assert "different ones for each experiment" in words(
-        read(step_returns([first, replace(second, evaluations=[moved])]))
-    )
 
 
 def test_table_has_means_and_interquartile_means_of_every_policy(compared: list[GroupResult]) -> None:
@@ -294,22 +293,13 @@ def test_published_returns_are_shown_for_as_many_steps_as_keep_their_schedule() 
     assert published_returns(published_run(), evaluated(40, 0.5, repetitions=3)) == published[:2]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"max_episode_steps": 50},
-        {"fast_batch_size": 10},
-        {"env_kwargs": {"low": -0.5, "high": 0.5}},
-        {"hidden_sizes": [64, 64]},
-        {"nonlinearity": "tanh"},
-        {"first_order": True},
-        {"method": "pretrain"},
-        {"env_name": "HalfCheetahDir-v5", "env_kwargs": {}, "max_episode_steps": 200},
-    ],
-    ids=str,
-)
-def test_published_returns_are_shown_only_for_their_protocol(changes: dict[str, object]) -> None:
-    assert published_returns(published_run(**changes), evaluated(40, 0.5, 0.25)) is None
+def test_published_returns_are_shown_only_for_their_protocol() -> None:
+    others: dict[str, object] = {"max_episode_steps": 50, "fast_batch_size": 10, "hidden_sizes": [64, 64]}
+    others |= {"env_kwargs": {"low": -0.5, "high": 0.5}, "nonlinearity": "tanh", "first_order": True}
+    others |= {"method": "pretrain"}
+    family = {"env_name": "HalfCheetahDir-v5", "env_kwargs": {}, "max_episode_steps": 200}
+    for changes in [*({key: value} for key, value in others.items()), family]:
+        assert published_returns(published_run(**changes), evaluated(40, 0.5, 0.25)) is None, changes
     assert published_returns(published_run(), evaluated(20, 0.5, 0.25)) is None
 
 

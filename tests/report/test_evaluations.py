@@ -12,7 +12,7 @@ from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.train import train
 from maml_rl.report.comparison import step_table
 from maml_rl.results.comparable import RunGroup, read_runs
-from maml_rl.results.evaluation import Evaluation, difference_interval, load_evaluation, share_tasks
+from maml_rl.results.evaluation import Evaluation, difference_interval, load_evaluation
 from maml_rl.results.scales import decimals, readable_interval
 from maml_rl.results.verdict import GroupResult
 from maml_rl.task_distributions.task_files import save_tasks
@@ -197,14 +197,6 @@ def test_evaluation_before_a_change_of_the_environments_file_is_not_used(
     assert run_test(command) == 0
     assert f"the file of 'env-name' has changed since the run in {run} began: from here on" in caplog.text
     assert len(measured([run], 0)[0][0].evaluations) == 1
-
-
-def test_runs_of_all_groups_are_measured_on_the_same_tasks(navigation_runs: Path, compared_runs: list[Path]) -> None:
-    results, _ = measured([navigation_runs, compared_runs[0]], 3)
-    everyone = [each for result in results for each in result.evaluations]
-    assert len(everyone) == 3
-    assert share_tasks(everyone)
-    assert not any(each.fixed_tasks for each in everyone)
 
 
 def test_table_compares_groups_with_pretraining_at_equal_steps(

@@ -51,6 +51,10 @@ def test_points_between_gaps_are_dots_and_intervals() -> None:
     first, last = (float(x) for x in (line.get("d", "")[1:].split()[0], line.get("d", "").split("L")[1].split()[0]))
     assert across[0] < first < last < across[1]
     assert (len(marks(plot, "interval")), len(marks(plot, "band"))) == (2, 1)
+    without = unit_plot()
+    without.line([0.0, 1.0], [np.nan, np.nan], "after")
+    without.band([0.0, 1.0], [np.nan, np.nan], [1.0, 1.0], "after")
+    assert not marks(without, "after")
 
 
 def test_axes_to_choose_from_share_their_drawing_where_it_is_the_same() -> None:
@@ -67,13 +71,6 @@ def test_axes_to_choose_from_share_their_drawing_where_it_is_the_same() -> None:
     assert sum(text.text == "1.0" for text in root.iter("text") if text.get("text-anchor") == "end") == 1
 
 
-def test_line_without_a_known_value_is_not_drawn() -> None:
-    plot = unit_plot()
-    plot.line([0.0, 1.0], [np.nan, np.nan], "after")
-    plot.band([0.0, 1.0], [np.nan, np.nan], [1.0, 1.0], "after")
-    assert not marks(plot, "after")
-
-
 def test_band_has_one_outline_for_every_range_of_known_values() -> None:
     plot = unit_plot()
     lows = [0.1, 0.1, np.nan, 0.2, 0.2]
@@ -81,6 +78,23 @@ def test_band_has_one_outline_for_every_range_of_known_values() -> None:
     outlines = [path.get("d", "") for path in marks(plot, "band")]
     assert [outline.count("L") for outline in outlines] == [3, 3]
     assert all(outline.endswith("Z") for outline in outlines)
+
+
+def test_marks_of_one_point_have_their_place_their_side_and_a_title() -> None:
+    plot = unit_plot(names=[(0.0, "left"), (1.0, "right")])
+    plot.interval(0.5, 0.0, 1.0, "after")
+    plot.dots([0.5, 0.5], [0.0, 1.0], "after", titles=["goal <here>", ""])
+    for x in (0.1, 0.9):
+        plot.label(x, 0.5, "pretrain", "rest")
+    bottom, top = (dot.get("cy", "") for dot in marks(plot, "dot"))
+    assert f"{bottom}V{top}" in marks(plot, "interval")[0].get("d", "")
+    # A label is on the side that has room for it.
+    assert [mark.get("text-anchor") for mark in marks(plot, "rest")] == ["start", "end"]
+    # For screen readers.
+    assert drawn(plot).get("aria-label") == "a test"
+    assert marks(plot, "dot")[0].findtext("title") == "goal <here>"
+    # Named places replace numbers.
+    assert texts(plot)["left"][0] < texts(plot)["right"][0]
 
 
 def test_long_line_is_averaged_to_what_a_screen_can_show() -> None:
@@ -97,35 +111,6 @@ def test_equal_axes_have_the_same_scale() -> None:
     plot.dots([0.0, 1.0, 0.0], [0.0, 0.0, 1.0], "before")
     origin, right, up = (np.array([float(dot.get("cx", 0)), float(dot.get("cy", 0))]) for dot in marks(plot, "dot"))
     assert right[0] - origin[0] == pytest.approx(origin[1] - up[1], abs=1.0)
-
-
-def test_named_places_replace_numbers() -> None:
-    plot = unit_plot(names=[(0.0, "left"), (1.0, "right")])
-    assert {"left", "right"} <= texts(plot).keys()
-    assert texts(plot)["left"][0] < texts(plot)["right"][0]
-
-
-def test_titles_and_summary_exist_for_screen_readers() -> None:
-    plot = unit_plot()
-    plot.dots([0.5], [0.5], "after", titles=["goal <here>"])
-    assert drawn(plot).get("aria-label") == "a test"
-    assert marks(plot, "dot")[0].findtext("title") == "goal <here>"
-
-
-def test_interval_reaches_from_low_to_high() -> None:
-    plot = unit_plot()
-    plot.interval(0.5, 0.0, 1.0, "after")
-    plot.dots([0.5, 0.5], [0.0, 1.0], "after")
-    path = marks(plot, "interval")[0].get("d", "")
-    bottom, top = (dot.get("cy", "") for dot in marks(plot, "dot"))
-    assert f"{bottom}V{top}" in path
-
-
-def test_label_is_on_the_side_of_its_point_that_has_room_for_it() -> None:
-    plot = unit_plot()
-    for x in (0.1, 0.9):
-        plot.label(x, 0.5, "pretrain", "rest")
-    assert [mark.get("text-anchor") for mark in marks(plot, "rest")] == ["start", "end"]
 
 
 def panel(title: str, height: int = 100) -> tuple[str, str, Plot]:

@@ -54,11 +54,8 @@ def test_webp_holds_every_frame_at_the_right_speed() -> None:
     picture.seek(1)
     picture.load()
     assert picture.info["duration"] == 50
-
-
-def test_wide_frames_are_scaled_to_the_page() -> None:
-    picture = Image.open(io.BytesIO(videos.encode_animation(np.zeros((2, 100, 1000, 3), np.uint8), fps=20)))
-    assert picture.size == (640, 64)
+    wide = Image.open(io.BytesIO(videos.encode_animation(np.zeros((2, 100, 1000, 3), np.uint8), fps=20)))
+    assert wide.size == (640, 64), "scaled to the page"
 
 
 def test_shorter_film_waits_on_its_last_picture() -> None:
@@ -127,14 +124,9 @@ RENDERED: dict[str, Callable[[int], Any]] = {
     "nothing": lambda calls: None,
     "exit": lambda calls: sys.exit(0),
     "error": lambda calls: fail(RuntimeError("no\ndisplay")),
-    "memory": lambda calls: fail(MemoryError()),
-    "stop": lambda calls: fail(StopIteration()),
-    "recursion": lambda calls: fail(RecursionError("deep")),
-    "import": lambda calls: __import__("a_display_that_is_not_installed"),
     "text": lambda calls: "a picture",
     "empty": lambda calls: PIXELS[:0],
     "list": lambda calls: [PIXELS],
-    "complex": lambda calls: PIXELS * 1j,
     "channels": lambda calls: PIXELS.repeat(2, 2),
     "NaN": lambda calls: PIXELS * np.nan,
     "floats beyond 1": lambda calls: PIXELS.astype(float),

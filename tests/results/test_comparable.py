@@ -47,6 +47,9 @@ def test_seeds_of_one_experiment_are_one_group(tmp_path: Path) -> None:
     group = only_group(tmp_path / "study")
     assert [run.config.seed for run in group.runs] == [0, 1, 2]
     assert group.name == "study"
+    assert len(only_group(group.runs[0].path, tmp_path / "study" / ".." / "study" / "seed-0").runs) == 1, "given twice"
+    write_run(tmp_path / "other/deep/seed-0", [1.0], fast_lr=0.5)
+    assert [len(each.runs) for each in read_runs([tmp_path])[0]] == [1, 3]
 
 
 def names_of(*folders: Path) -> list[str]:
@@ -173,11 +176,6 @@ def test_group_without_a_finished_run_is_not_compared_unless_it_is_asked_for(tmp
     assert [group.compared for group in read_runs(folders, unfinished=True)[0]] == [True, True]
 
 
-def test_run_that_is_given_twice_counts_once(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", [1.0])
-    assert len(only_group(folder, tmp_path / "run" / ".." / "run").runs) == 1
-
-
 def test_curve_is_the_mean_over_seeds_within_its_interval(tmp_path: Path) -> None:
     for seed, returns in enumerate(([0.0, 3.0], [1.0, 3.0], [5.0, 3.0])):
         write_run(tmp_path / "study" / str(seed), returns, seed=seed)
@@ -187,11 +185,9 @@ def test_curve_is_the_mean_over_seeds_within_its_interval(tmp_path: Path) -> Non
     reach = 4.3027 * np.sqrt(7.0 / 3.0)
     np.testing.assert_allclose([curve.low, curve.high], [[2.0 - reach, 3.0], [2.0 + reach, 3.0]], rtol=1e-3)
     np.testing.assert_allclose(curve.seeds, [[0.0, 3.0], [1.0, 3.0], [5.0, 3.0]])
-
-
-def test_interval_of_one_seed_is_unknown(tmp_path: Path) -> None:
-    curve = only_group(write_run(tmp_path / "run", [1.0, 2.0])).curve("return/step_0")
-    np.testing.assert_array_equal([curve.low, curve.high], np.full((2, 2), np.nan))
+    one = only_group(tmp_path / "study" / "0")
+    np.testing.assert_array_equal([one.curve("return/step_0").low, one.curve("return/step_0").high], [[np.nan] * 2] * 2)
+    assert (one.runs[0].total("time/sample_s"), one.runs[0].total("absent")) == (4.0, 0.0)
 
 
 def test_mean_ends_with_the_shortest_run_and_has_no_value_where_a_seed_has_none(tmp_path: Path) -> None:
@@ -200,12 +196,6 @@ def test_mean_ends_with_the_shortest_run_and_has_no_value_where_a_seed_has_none(
     curve = only_group(tmp_path / "study").curve("return/step_0")
     np.testing.assert_array_equal(curve.mean, [2.0, np.nan, 6.0])
     np.testing.assert_array_equal(curve.seeds, [[1.0, 1.0, 7.0], [3.0, np.nan, 5.0]])
-
-
-def test_totals_add_up_all_iterations(tmp_path: Path) -> None:
-    (run,) = only_group(write_run(tmp_path / "run", [1.0, 1.0, 1.0])).runs
-    assert run.total("time/sample_s") == 6.0
-    assert run.total("absent") == 0.0
 
 
 def test_damaged_line_is_left_out_with_a_notice_and_the_run_is_not_called_unfinished(tmp_path: Path) -> None:
@@ -314,13 +304,6 @@ def test_run_that_diverged_is_named_and_in_no_mean(tmp_path: Path) -> None:
     (runs[1] / "failure.json").write_text(json.dumps({"iteration": "x", "reason": "diverged"}))
     _, notices = read_runs([tmp_path])
     assert any("is not what a run writes" in notice for notice in notices)
-
-
-def test_runs_below_folders_of_folders_are_found(tmp_path: Path) -> None:
-    for name in ("one/seed-0", "one/seed-1", "other/deep/seed-0"):
-        write_run(tmp_path / "runs" / name, [1.0], seed=int(name[-1]), fast_lr=0.5 if "other" in name else 0.1)
-    groups, _ = read_runs([tmp_path / "runs"])
-    assert [len(group.runs) for group in groups] == [2, 1]
 
 
 @pytest.mark.parametrize(

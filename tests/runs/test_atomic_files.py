@@ -13,12 +13,14 @@ def test_first_name_is_plain_and_later_ones_are_numbered(tmp_path: Path) -> None
             (folder / "config.json").touch()
         names.append(folder.name)
     assert names == ["run", "run-2", "run-3"]
-
-
-def test_number_is_higher_than_all_existing_ones(tmp_path: Path) -> None:
-    for name in ("run-7", "run-x", "run-12-old", "other-20"):
-        (tmp_path / name).mkdir()
-    assert next_path(tmp_path / "run").name == "run-8"
+    assert newest_path(tmp_path / "nowhere" / "run") is None
+    for name in ("run-7", "run-10", "run-x", "run-12-old", "other-20"):
+        (tmp_path / "family" / name).mkdir()
+    assert next_path(tmp_path / "family" / "run").name == "run-11"
+    # Empty folders are skipped.
+    assert newest_path(tmp_path / "family" / "run") == tmp_path / "family" / "run-3"
+    (tmp_path / "family" / "run-10" / "config.json").touch()
+    assert newest_path(tmp_path / "family" / "run") == tmp_path / "family" / "run-10"
 
 
 def test_file_is_numbered_before_its_ending(tmp_path: Path) -> None:
@@ -27,15 +29,6 @@ def test_file_is_numbered_before_its_ending(tmp_path: Path) -> None:
     (tmp_path / "evaluation-2.npz").write_bytes(b"x")
     assert next_path(tmp_path / "evaluation.npz").name == "evaluation-3.npz"
     assert newest_path(tmp_path / "evaluation.npz") == tmp_path / "evaluation-2.npz"
-
-
-def test_newest_has_the_highest_number_and_empty_folders_are_skipped(tmp_path: Path) -> None:
-    assert newest_path(tmp_path / "nowhere" / "run") is None
-    for name in ("run", "run-9", "run-10"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").touch()
-    (tmp_path / "run-11").mkdir()
-    assert newest_path(tmp_path / "run") == tmp_path / "run-10"
 
 
 def test_folder_of_another_process_is_never_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
