@@ -119,39 +119,59 @@ def test_step_without_gradients_has_no_graph_and_changes_nothing() -> None:
     assert all(param.grad is None for param in policy.parameters())
 
 
+@of_log_probs
+def marked(outcome: PhaseOutcome) -> Tensor:
+    return outcome.entropy.sum((1, 2))
+
+
+def of_two_arguments(log_probs: Tensor, samples: Any) -> Tensor:
+    return log_probs
+
+
 def test_wrong_arguments_are_refused() -> None:
     policy, (first, second), _ = make_problem("normal", 2, RAGGED)
-    with pytest.raises(ValueError, match="at least one inner step"):
-        adapt_steps(policy, [], rule=0.1)
-    with pytest.raises(ValueError, match=r"expected the episodes of 3 inner steps.*got 2"):
-        adapt_steps(policy, [first, second], rule=[0.1, 0.1, 0.1])
-    first.advantages = None  # type: ignore[assignment]
-    with pytest.raises(ValueError, match="episodes without advantages; call compute_advantages"):
-        adapt(policy, first, step_size=0.1)
-    with pytest.raises(ValueError, match="expected parameters"):
-        adapt(policy, second, {"other": torch.zeros(3)}, step_size=0.1)
+    without = make_problem("normal", 1, RAGGED)[1][0]
+    without.advantages = None  # type: ignore[assignment]
+    refused: list[tuple[Callable[[], object], str]] = [
+        (lambda: adapt_steps(policy, [], rule=0.1), "at least one inner step"),
+        (lambda: adapt_steps(policy, [first, second], rule=[0.1] * 3), r"expected the episodes of 3 inner .* got 2"),
+        (lambda: adapt(policy, without, step_size=0.1), "episodes without advantages; call compute_advantages"),
+        (lambda: adapt(policy, second, {"other": torch.zeros(3)}, step_size=0.1), "expected parameters"),
+        (
+            lambda: adapt(policy, first, rule=AdaptationRule(0.1, parameters=["head"])),
+            "the rule adapts head, but the",
+        ),
+        (lambda: AdaptationRule({"a": torch.ones(1)}, parameters=["a"]), "leave out `parameters`"),
+        (lambda: AdaptationRule(0.1).step_sizes(-1), "must not be negative, got -1"),
+        (lambda: adapt(policy, first), "either a step_size or a rule"),
+        (lambda: adapt(policy, first, step_size=0.1, rule=AdaptationRule(0.1)), "either a step_size or a rule"),
+        (
+            lambda: AdaptationRule(0.1, inner_loss=of_two_arguments),  # type: ignore[arg-type]
+            r"takes one argument, a PhaseOutcome .*of_two_arguments takes \(log_probs",
+        ),
+        (
+            lambda: adapt(policy, first, step_size=0.1, inner_loss=marked, create_graph=False),
+            "marked by of_log_probs gets log-probabilities and samples only",
+        ),
+    ]
+    for call, message in refused:
+        with pytest.raises((TypeError, ValueError, RuntimeError), match=message):
+            call()
 
 
-@pytest.mark.parametrize(
-    ("num_steps", "halve", "sizes"),
-    [
-        (0, "once", ()),
-        (1, "once", (0.5,)),
-        (3, "once", (0.5, 0.25, 0.25)),
-        (3, "never", (0.5, 0.5, 0.5)),
-        (4, "always", (0.5, 0.25, 0.125, 0.0625)),
-    ],
-)
-def test_steps_are_halved_never_once_or_always(num_steps: int, halve: Halving, sizes: tuple[float, ...]) -> None:
-    assert AdaptationRule(0.5, halve=halve).step_sizes(num_steps) == sizes
-    assert AdaptationRule(0.5).replace(halve=halve).step_sizes(num_steps) == sizes
-
-
-def test_schedule_applies_to_some_parameters_and_to_step_sizes_by_name() -> None:
+def test_steps_are_halved_never_once_or_always() -> None:
+    cases: list[tuple[int, Halving, tuple[float, ...]]] = [
+        *((0, "once", ()), (1, "once", (0.5,)), (3, "once", (0.5, 0.25, 0.25))),
+        *((3, "never", (0.5, 0.5, 0.5)), (4, "always", (0.5, 0.25, 0.125, 0.0625))),
+    ]
+    for num_steps, halve, sizes in cases:
+        assert AdaptationRule(0.5, halve=halve).step_sizes(num_steps) == sizes
+        assert AdaptationRule(0.5).replace(halve=halve).step_sizes(num_steps) == sizes
+    # Of some parameters, and of step sizes by name.
     assert AdaptationRule(0.5, halve="once", parameters=["a"]).step_sizes(2) == ({"a": 0.5}, {"a": 0.25})
-    sizes = AdaptationRule({"a": torch.tensor([1.0, 2.0])}, halve="always").step_size(2)
-    assert isinstance(sizes, dict)
-    torch.testing.assert_close(sizes["a"], torch.tensor([0.25, 0.5]))
+    by_name = AdaptationRule({"a": torch.tensor([1.0, 2.0])}, halve="always").step_size(2)
+    assert isinstance(by_name, dict)
+    torch.testing.assert_close(by_name["a"], torch.tensor([0.25, 0.5]))
 
 
 @pytest.mark.parametrize("create_graph", [False, True])
@@ -177,20 +197,6 @@ def test_learned_step_sizes_have_gradients_even_where_the_policy_has_none() -> N
     for name, param in policy.named_parameters():
         torch.testing.assert_close(rates[name].grad, (plain[name] - param).sum(0))
         assert not param.requires_grad
-
-
-def test_invalid_rule_is_refused() -> None:
-    policy, (episodes,), _ = make_problem("normal", 1)
-    with pytest.raises(ValueError, match="the rule adapts head, but the policy's parameters are"):
-        adapt(policy, episodes, rule=AdaptationRule(0.1, parameters=["head"]))
-    with pytest.raises(ValueError, match="leave out `parameters`"):
-        AdaptationRule({"a": torch.ones(1)}, parameters=["a"])
-    with pytest.raises(ValueError, match="must not be negative, got -1"):
-        AdaptationRule(0.1).step_sizes(-1)
-    with pytest.raises(TypeError, match="either a step_size or a rule"):
-        adapt(policy, episodes)
-    with pytest.raises(TypeError, match="either a step_size or a rule"):
-        adapt(policy, episodes, step_size=0.1, rule=AdaptationRule(0.1))
 
 
 def with_entropy(outcome: PhaseOutcome) -> Tensor:
@@ -296,20 +302,3 @@ def test_actor_and_critic_are_adapted_together(create_graph: bool) -> None:
     before = module.actor.weight.detach().clone()
     learner.update(learner.store_of([episodes, episodes]))
     assert not torch.equal(module.actor.weight, before)
-
-
-def of_two_arguments(log_probs: Tensor, samples: Any) -> Tensor:
-    return log_probs
-
-
-def test_invalid_losses_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"takes one argument, a PhaseOutcome .*of_two_arguments takes \(log_probs"):
-        AdaptationRule(0.1, inner_loss=of_two_arguments)  # type: ignore[arg-type]
-    policy, (episodes,), _ = make_problem("normal", 1, RAGGED)
-
-    @of_log_probs
-    def marked(outcome: PhaseOutcome) -> Tensor:
-        return outcome.entropy.sum((1, 2))
-
-    with pytest.raises(RuntimeError, match="marked by of_log_probs gets log-probabilities and samples only"):
-        adapt(policy, episodes, step_size=0.1, inner_loss=marked, create_graph=False)

@@ -44,11 +44,12 @@ def test_installed_packages_are_new_enough() -> None:
     ],
     ids=["nobody", "one", "two", "extra"],
 )
-@pytest.mark.parametrize("content", ["", "class Wrapper:\n    pass\nclass Env:\n    pass\n"])
 def test_import_with_an_old_gymnasium_says_who_requires_it(
-    tmp_path: Path, content: str, pins: list[tuple[str, str]], told: str
+    tmp_path: Path, pins: list[tuple[str, str]], told: str
 ) -> None:
     (tmp_path / "gymnasium").mkdir()
+    # With a name that is imported first, or without.
+    content = "class Wrapper:\n    pass\nclass Env:\n    pass\n" if pins else ""
     (tmp_path / "gymnasium" / "__init__.py").write_text(content)
     install(tmp_path, "gymnasium", "0.29.1")
     install(tmp_path, "maml-rl", maml_rl.__version__, "gymnasium[mujoco]>=1.1", "numpy>=1.26")

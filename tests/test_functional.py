@@ -31,11 +31,6 @@ def numbers(generator: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(generator.normal(size=shape))
 
 
-def columns(array: Tensor) -> Tensor:
-    """(T,) -> (T, 1): one episode."""
-    return array.unsqueeze(-1)
-
-
 @pytest.mark.parametrize("factor", [0.0, 0.5, 0.97, 1.0])
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 8, 13, 100])
 def test_sums_that_are_doubled_on_a_device_are_those_of_the_recursion(num_steps, factor):
@@ -156,13 +151,10 @@ def test_masked_operations_do_not_change_their_arguments():
 
 
 @pytest.mark.parametrize(("name", "value"), [("discount", -0.1), ("discount", math.nan), ("gae_lambda", 1.1)])
-def test_factor_outside_the_unit_interval_is_refused(name, value):
+def test_factor_outside_the_unit_interval_and_mask_of_another_shape_are_refused(name, value):
     ones = torch.ones(2, 1)
     with pytest.raises(ValueError, match=name):
         functional.generalized_advantages(ones, ones, ones, ones, **{"discount": 0.9, "gae_lambda": 0.9, name: value})
-
-
-def test_mask_of_another_shape_is_refused():
     with pytest.raises(ValueError, match="one shape"):
         functional.masked_mean(torch.ones(3, 2), torch.ones(2))
 

@@ -64,13 +64,6 @@ def limited_to(
     machine.total_memory.cache_clear()
 
 
-def test_smallest_limit_of_the_groups_of_a_process_counts(limited_to: Callable[[str], None]) -> None:
-    limited_to("1073741824")
-    assert machine.total_memory() == 2**30
-    limited_to("max")
-    assert (machine.total_memory() or 0) > 2**30
-
-
 def test_allocation_that_does_not_fit_is_refused_with_both_sizes_and_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -82,10 +75,14 @@ def test_allocation_that_does_not_fit_is_refused_with_both_sizes_and_the_remedy(
     machine.refuse_if_too_large(12 * 2**30, "this", "eat less")
 
 
-def test_available_memory_is_that_of_the_machine_or_of_the_groups(
+def test_smallest_limit_of_the_groups_of_a_process_counts(
     limited_to: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert machine.available_memory() == pytest.approx(psutil.virtual_memory().available, rel=0.2)
+    limited_to("1073741824")
+    assert machine.total_memory() == 2**30
+    limited_to("max")
+    assert (machine.total_memory() or 0) > 2**30
     limited_to("1000000")
     assert machine.available_memory() == 600_000
     monkeypatch.setattr(machine, "_MEMORY_OF_MACHINE", tmp_path / "absent")

@@ -55,13 +55,6 @@ class World:
         self.episodes = self.train[0]
         self.metalearner = MAMLTRPO(self.policy, fast_lr=0.1, first_order=False, device="cpu")
 
-    def run(self) -> Path:
-        """Return the folder of a trained run."""
-        folder = self.folder / "run"
-        if not folder.exists():
-            train(Config.model_validate(SMALL), folder, num_workers=0)
-        return folder
-
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
@@ -70,74 +63,88 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield made
 
 
-def weighted_mean(tensor: Tensor, lengths: list[int]) -> Tensor:
-    """Return the mean of each episode's real steps, by a plain formula."""
-    return torch.stack([tensor[:length, episode].mean() for episode, length in enumerate(lengths)])
-
-
-def environment_beside_its_id(world: World) -> None:
+def samplers(world: World) -> None:
     assert len(world.sampler.sample_tasks(2)) == 2
     with pytest.raises(ValueError, match=r"env is .*2DNavigation-v0.*, which env_name='HalfCheetahDir-v5' does not"):
         MultiTaskSampler("HalfCheetahDir-v5", {}, 2, world.policy, world.baseline, world.env)
+    seeds = []
+    for _ in range(2):
+        with MultiTaskSampler(NAVIGATION, {}, 2, world.policy, world.baseline, seed=None, num_workers=0) as sampler:
+            seeds.append(sampler.seed)
+    assert seeds[0] != seeds[1]
+    assert world.train[0][0].lengths == [4, 4]
+    assert isinstance(world.train[0][0].lengths, Tensor)
+    assert isinstance(world.train[0][0], maml_rl.BatchEpisodes)
+    assert world.valid.rewards.shape == (3, 4, 2)
+    assert world.episodes.episode_returns().shape == (3, 2)
+    params = adapt(world.policy, world.episodes, step_size=0.1)
+    assert isinstance(world.sampler.rollout(world.tasks, params), TaskEpisodes)
 
 
-def sampling_in_two_calls(world: World) -> None:
+def spaces_before_a_policy(world: World) -> None:
+    def make() -> gymnasium.Env[Any, Any]:
+        return gymnasium.make(NAVIGATION)
+
+    with MultiTaskSampler(make, policy=world.policy, num_workers=0, batch_size=2) as sampler:
+        assert sampler.sample_tasks(2)
+    spaces = MultiTaskSampler.spaces(make)
+    assert spaces.action_space == world.env.action_space
+    policy = get_policy_for_env(spaces, hidden_sizes=(8,))
+    with MultiTaskSampler(NAVIGATION, policy=policy, num_workers=0) as sampler:
+        assert sampler.env.observation_space == spaces.observation_space
+    with pytest.raises(TypeError, match=r"needs a policy; make one with get_policy_for_env\(MultiTaskSampler.spaces"):
+        MultiTaskSampler(NAVIGATION)
+    seen = MultiTaskSampler.spaces(NAVIGATION, observe_last=True).observation_space
+    assert seen.shape == (2 + 2 + 1 + 1,)
+
+
+def updates(world: World) -> None:
     futures = world.sampler.sample_async(world.tasks, num_steps=1, fast_lr=0.1, gamma=0.95)
     world.metalearner.step(*futures, max_kl=1e-3)
     assert world.sampler.sample_wait(futures)[1].digest() == futures.result()[1].digest()
     assert Config.model_validate(SMALL | {"prefetch": 1}).prefetch == 1
-
-
-def lengths_of_episodes(world: World) -> None:
-    episodes = world.train[0][0]
-    assert episodes.lengths == [4, 4]
-    assert isinstance(episodes.lengths, Tensor)
-
-
-def parameters_after_a_step(world: World) -> None:
-    loss = world.policy.log_prob(torch.zeros(1, 2), torch.zeros(1, 2)).sum()
-    updated = world.policy.update_params(loss, None, step_size=0.1, first_order=True)
-    assert updated.keys() == dict(world.policy.named_parameters()).keys()
-
-
-def steps_that_are_expected(world: World) -> None:
     MAMLTRPO(world.policy, fast_lr=0.1, num_steps=1).step(world.train, world.valid)
     with pytest.raises(ValueError, match="the learner has num_steps=2, and these are 1 steps"):
         MAMLTRPO(world.policy, fast_lr=0.1, num_steps=2).step(world.train, world.valid)
-
-
-def adaptation_to_episodes(world: World) -> None:
     one = world.metalearner.adapt([world.train[0][1]], True)
     every = world.metalearner.adapt(world.train, first_order=True)
     assert all(torch.allclose(one[name], value[1], atol=1e-6) for name, value in every.items())
-
-
-def update_from_episodes(world: World) -> None:
     logs = world.metalearner.step(world.train, world.valid)
     assert {"kl", "loss/before", "loss/after", "accepted"} <= logs.keys()
 
 
-def loss_of_the_inner_step(world: World) -> None:
+def losses(world: World) -> None:
+    loss = world.policy.log_prob(torch.zeros(1, 2), torch.zeros(1, 2)).sum()
+    updated = world.policy.update_params(loss, None, step_size=0.1, first_order=True)
+    assert updated.keys() == dict(world.policy.named_parameters()).keys()
     episodes, params, policy = world.episodes, None, world.policy
     loss = functional.reinforce_loss(
         policy.log_prob(episodes.observations, episodes.actions, params), episodes.advantages, episodes.mask
     )
     assert loss.shape == (3,)
+    params = adapt(world.policy, world.episodes, rule=0.1)
+    same = adapt(world.policy, world.episodes, step_size=0.1)
+    assert all(torch.equal(params[name], value) for name, value in same.items())
+
+    def own(*arguments: Any) -> Tensor:
+        called.append(len(arguments))
+        return surrogate(*arguments)
+
+    called: list[int] = []
+    MAMLTRPO(world.policy, objective=own).step(world.train, world.valid)
+    assert called
+    rule = AdaptationRule(0.1, inner_loss=lambda outcome: 2.0 * reinforce(outcome))
+    adapt(world.policy, world.episodes, rule=rule)
 
 
-def means_of_episodes(world: World) -> None:
+def arrays(world: World) -> None:
     per_episode = functional.masked_mean(VALUES, MASK, dims=(-2,))
-    assert torch.equal(per_episode, weighted_mean(VALUES, [3, 1]))
+    # By a plain formula over the real steps of each episode.
+    assert per_episode.tolist() == [VALUES[:3, 0].mean(), VALUES[:1, 1].mean()]
     assert float(per_episode.mean()) == 2.5
     assert float(functional.masked_mean(VALUES, MASK)) == 1.75
-
-
-def normalized_values(world: World) -> None:
     normal = functional.masked_normalize(VALUES, MASK)
     assert float(functional.masked_mean(normal, MASK)) == pytest.approx(0.0, abs=1e-6)
-
-
-def parameters_as_a_vector(world: World) -> None:
     vector = torch.nn.utils.parameters_to_vector(world.policy.parameters())
     torch.nn.utils.vector_to_parameters(vector, world.policy.parameters())
 
@@ -157,14 +164,6 @@ def older_parameters(world: World) -> None:
     assert all(torch.equal(policy.state_dict()[name], x + 1) for name, x in world.policy.state_dict().items())
 
 
-def seeds_that_are_drawn(world: World) -> None:
-    seeds = []
-    for _ in range(2):
-        with MultiTaskSampler(NAVIGATION, {}, 2, world.policy, world.baseline, seed=None, num_workers=0) as sampler:
-            seeds.append(sampler.seed)
-    assert seeds[0] != seeds[1]
-
-
 def older_ids(world: World) -> None:
     for old, new in (("HalfCheetahDir-v1", "HalfCheetahDir-v5"), ("AntVel-v1", "AntVel-v5")):
         with pytest.warns(FutureWarning, match=new):
@@ -172,189 +171,99 @@ def older_ids(world: World) -> None:
         assert found.observation_space == gymnasium.make(new).observation_space
 
 
-def flat_keys(world: World) -> None:
+def configs(world: World) -> None:
     path = world.folder / "c.yaml"
     path.write_text("env-name: 2DNavigation-v0\nfast-lr: 0.2\nmax-kl: 0.5\ncg-iters: 3\n")
     assert load_config(path).algorithm_settings == {"max-kl": 0.5, "cg-iters": 3}
-
-
-def command_to_train(world: World) -> None:
-    path = world.folder / "small.yaml"
-    path.write_text("".join(f"{key}: {value}\n" for key, value in SMALL.items()))
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["train", "--help"])
-    assert ended.value.code == 0
-    folder = str(world.folder / "f")
-    assert cli.main(["train", "--config", str(path), "--output-folder", folder, "--num-workers", "0"]) == 0
-
-
-def command_to_test(world: World) -> None:
-    results = world.folder / "r.npz"
-    options = ["--num-workers", "0", "--meta-batch-size", "2"]
-    assert cli.main(["test", str(world.run()), "--output", str(results), *options]) == 0
-    assert "returns" in np.load(results)
-
-
-def config_of_an_old_run(world: World) -> None:
+    config = Config.model_validate(SMALL | {"fast-lr": 0.3, "num-steps": 2, "meta-batch-size": 5})
+    assert (config.fast_lr, config.num_steps, config.meta_batch_size) == (0.3, 2, 5)
     path = world.folder / "config.json"
     path.write_text('{"env-name": "2DNavigation-v0", "use_cuda": false}')
     with pytest.raises(maml_rl.errors.ConfigError, match="remove config, output_folder, num_workers, use_cuda, device"):
         load_config(path)
-
-
-def evaluation(world: World) -> None:
-    experiment = make_experiment(load_config(world.run() / "config.json"))
-    experiment.restore("last", world.run())
-    assert evaluate(experiment, tasks=2, num_workers=0).returns.shape[0] == 2
-
-
-def tasks_of_an_environment(world: World) -> None:
-    (task,) = world.env.unwrapped.sample_tasks(1)
-    world.env.unwrapped.reset_task(task)
-
-
-def scale_of_actions(scale: float) -> Callable[[World], None]:
-    def check(world: World) -> None:
-        env_kwargs = {"normalization_scale": scale}
-        space = MultiTaskSampler.spaces("HalfCheetahDir-v5", env_kwargs).action_space
-        assert isinstance(space, gymnasium.spaces.Box)
-        assert set(space.high.tolist()) == {scale}
-
-    return check
-
-
-def keys_of_a_config(world: World) -> None:
-    config = Config.model_validate(SMALL | {"fast-lr": 0.3, "num-steps": 2, "meta-batch-size": 5})
-    assert (config.fast_lr, config.num_steps, config.meta_batch_size) == (0.3, 2, 5)
-
-
-def algorithms_by_name(world: World) -> None:
     for name in ("rl2", "pearl", "maml-ppo", "maml-vpg"):
         find_metalearner(name)
 
 
-def trainer(world: World) -> None:
-    config, folder = Config.model_validate(SMALL), world.folder / "trainer"
-    assert isinstance(train(config, folder, num_workers=0), torch.nn.Module)
-
-
-def snapshots(world: World) -> None:
-    config, folder = Config.model_validate(SMALL | {"num-batches": 2}), world.run()
-    train(config, folder, resume=True, num_workers=0)
+def runs(world: World) -> None:
+    path, folder, results = world.folder / "small.yaml", world.folder / "run", world.folder / "r.npz"
+    path.write_text("".join(f"{key}: {value}\n" for key, value in SMALL.items()))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", "--help"])
+    assert ended.value.code == 0
+    assert cli.main(["train", "--config", str(path), "--output-folder", str(folder), "--num-workers", "0"]) == 0
+    options = ["--num-workers", "0", "--meta-batch-size", "2"]
+    assert cli.main(["test", str(folder), "--output", str(results), *options]) == 0
+    assert "returns" in np.load(results)
+    experiment = make_experiment(load_config(folder / "config.json"))
+    experiment.restore("last", folder)
+    assert evaluate(experiment, tasks=2, num_workers=0).returns.shape[0] == 2
+    longer = Config.model_validate(SMALL | {"num-batches": 2})
+    assert isinstance(train(longer, folder, resume=True, num_workers=0), torch.nn.Module)
     assert isinstance(load_policy(folder), torch.nn.Module)
 
 
-def environments_from_a_function(world: World) -> None:
-    policy = world.policy
-    with MultiTaskSampler(lambda: gymnasium.make(NAVIGATION), policy=policy, num_workers=0, batch_size=2) as sampler:
-        assert sampler.sample_tasks(2)
-
-
-def spaces_before_a_policy(world: World) -> None:
-    spaces = MultiTaskSampler.spaces(lambda: gymnasium.make(NAVIGATION))
-    assert spaces.action_space == world.env.action_space
-    policy = get_policy_for_env(spaces, hidden_sizes=(8,))
-    with MultiTaskSampler(NAVIGATION, policy=policy, num_workers=0) as sampler:
-        assert sampler.env.observation_space == spaces.observation_space
-    with pytest.raises(TypeError, match=r"needs a policy; make one with get_policy_for_env\(MultiTaskSampler.spaces"):
-        MultiTaskSampler(NAVIGATION)
-    seen = MultiTaskSampler.spaces(NAVIGATION, observe_last=True).observation_space
-    assert seen.shape == (2 + 2 + 1 + 1,)
-
-
-def step_of_all_tasks(world: World) -> None:
-    params = adapt(world.policy, world.episodes, rule=0.1)
-    same = adapt(world.policy, world.episodes, step_size=0.1)
-    assert all(torch.equal(params[name], value) for name, value in same.items())
-    with pytest.raises(TypeError, match="either a step_size or a rule"):
-        adapt(world.policy, world.episodes, rule=0.1, step_size=0.1)
-
-
-def losses_of_your_own(world: World) -> None:
-    def loss(*arguments: Any) -> Tensor:
-        called.append(len(arguments))
-        return surrogate(*arguments)
-
-    called: list[int] = []
-    MAMLTRPO(world.policy, objective=loss).step(world.train, world.valid)
-    assert called
-    rule = AdaptationRule(0.1, inner_loss=lambda outcome: 2.0 * reinforce(outcome))
-    adapt(world.policy, world.episodes, rule=rule)
-
-
-def phase_under_parameters(world: World) -> None:
-    params = adapt(world.policy, world.episodes, step_size=0.1)
-    assert isinstance(world.sampler.rollout(world.tasks, params), TaskEpisodes)
-
-
-def family(*env_ids: str) -> Callable[[World], None]:
-    def check(world: World) -> None:
-        for env_id in env_ids:
-            gymnasium.make(env_id).unwrapped.sample_tasks(1)  # type: ignore[attr-defined]
-
-    return check
-
-
-def angle_of_an_ant(world: World) -> None:
-    (task,) = gymnasium.make("AntDir2D-v5").unwrapped.sample_tasks(1)  # type: ignore[attr-defined]
+def families(world: World) -> None:
+    (task,) = world.env.unwrapped.sample_tasks(1)
+    world.env.unwrapped.reset_task(task)
+    for scale in (10.0, 1.0):
+        space = MultiTaskSampler.spaces("HalfCheetahDir-v5", {"normalization_scale": scale}).action_space
+        assert isinstance(space, gymnasium.spaces.Box)
+        assert set(space.high.tolist()) == {scale}
+    for env_id in ("HalfCheetahDir-v5", "AntDir-v5", "AntDir2D-v5"):
+        (task,) = gymnasium.make(env_id).unwrapped.sample_tasks(1)  # type: ignore[attr-defined]
     assert task.keys() == {"angle"}
 
 
 # By the beginning of a row's first cell.
 ROWS: dict[str, Callable[[World], None]] = {
-    "pytorch-maml-rl: `MultiTaskSampler(": environment_beside_its_id,
-    "pytorch-maml-rl: `sampler.sample_async": sampling_in_two_calls,
+    "pytorch-maml-rl: `MultiTaskSampler(": samplers,
+    "pytorch-maml-rl: `sampler.sample_async": updates,
     "pytorch-maml-rl: `sampler.env`": spaces_before_a_policy,
-    "pytorch-maml-rl: `train_episodes[step]": lambda world: (
-        None
-        if isinstance(world.train[0][0], maml_rl.BatchEpisodes) and world.valid.rewards.shape == (3, 4, 2)
-        else pytest.fail("other episodes")
-    ),
-    "pytorch-maml-rl: `episodes.lengths": lengths_of_episodes,
-    "pytorch-maml-rl: `policy.update_params": parameters_after_a_step,
-    "pytorch-maml-rl: `MAMLTRPO(": steps_that_are_expected,
-    "pytorch-maml-rl: `metalearner.adapt": adaptation_to_episodes,
-    "pytorch-maml-rl: `metalearner.step": update_from_episodes,
-    "pytorch-maml-rl: `reinforce_loss": loss_of_the_inner_step,
-    "pytorch-maml-rl: `weighted_mean": means_of_episodes,
-    "pytorch-maml-rl: `weighted_normalize": normalized_values,
+    "pytorch-maml-rl: `train_episodes[step]": samplers,
+    "pytorch-maml-rl: `episodes.lengths": samplers,
+    "pytorch-maml-rl: `policy.update_params": losses,
+    "pytorch-maml-rl: `MAMLTRPO(": updates,
+    "pytorch-maml-rl: `metalearner.adapt": updates,
+    "pytorch-maml-rl: `metalearner.step": updates,
+    "pytorch-maml-rl: `reinforce_loss": losses,
+    "pytorch-maml-rl: `weighted_mean": arrays,
+    "pytorch-maml-rl: `weighted_normalize": arrays,
     "pytorch-maml-rl: `LinearFeatureBaseline": state_of_a_baseline,
-    "pytorch-maml-rl: `get_returns": lambda world: (
-        None if world.episodes.episode_returns().shape == (3, 2) else pytest.fail("other returns")
-    ),
-    "pytorch-maml-rl: `vector_to_parameters": parameters_as_a_vector,
+    "pytorch-maml-rl: `get_returns": samplers,
+    "pytorch-maml-rl: `vector_to_parameters": arrays,
     "pytorch-maml-rl: `baseline.state_dict": state_of_a_baseline,
     "pytorch-maml-rl: `HalfCheetahDir-v1`": older_ids,
     "pytorch-maml-rl: `torch.load": older_parameters,
-    "pytorch-maml-rl: `seed=None`": seeds_that_are_drawn,
-    "pytorch-maml-rl: keys `fast-lr`": flat_keys,
-    "pytorch-maml-rl: `python train.py": command_to_train,
-    "pytorch-maml-rl: `python test.py": command_to_test,
-    "pytorch-maml-rl: `config.json`": config_of_an_old_run,
-    "garage: `LocalSampler`": environments_from_a_function,
-    "garage: `MetaEvaluator`": evaluation,
-    "garage: `SetTaskSampler`": environment_beside_its_id,
-    "garage: `env.sample_tasks": tasks_of_an_environment,
-    "garage: `normalize(": scale_of_actions(10.0),
-    "garage: `EpisodeBatch`": phase_under_parameters,
+    "pytorch-maml-rl: `seed=None`": samplers,
+    "pytorch-maml-rl: keys `fast-lr`": configs,
+    "pytorch-maml-rl: `python train.py": runs,
+    "pytorch-maml-rl: `python test.py": runs,
+    "pytorch-maml-rl: `config.json`": configs,
+    "garage: `LocalSampler`": spaces_before_a_policy,
+    "garage: `MetaEvaluator`": runs,
+    "garage: `SetTaskSampler`": samplers,
+    "garage: `env.sample_tasks": families,
+    "garage: `normalize(": families,
+    "garage: `EpisodeBatch`": samplers,
     "garage: `GaussianMLPPolicy`": spaces_before_a_policy,
     "garage: `LinearFeatureBaseline`": state_of_a_baseline,
-    "garage: `MAMLTRPO(": keys_of_a_config,
-    "garage: `RL2PPO`": algorithms_by_name,
-    "garage: `Trainer(": trainer,
-    "garage: snapshots": snapshots,
-    "learn2learn and cherry: `l2l.gym": environments_from_a_function,
+    "garage: `MAMLTRPO(": configs,
+    "garage: `RL2PPO`": configs,
+    "garage: `Trainer(": runs,
+    "garage: snapshots": runs,
+    "learn2learn and cherry: `l2l.gym": spaces_before_a_policy,
     "learn2learn and cherry: `env.state_size`": spaces_before_a_policy,
-    "learn2learn and cherry: `env.sample_tasks": tasks_of_an_environment,
-    "learn2learn and cherry: `MAML(": step_of_all_tasks,
-    "learn2learn and cherry: a meta-loss": losses_of_your_own,
-    "learn2learn and cherry: `cherry.envs.Runner": phase_under_parameters,
-    "learn2learn and cherry: `cherry.envs.ActionSpaceScaler": scale_of_actions(1.0),
+    "learn2learn and cherry: `env.sample_tasks": families,
+    "learn2learn and cherry: `MAML(": losses,
+    "learn2learn and cherry: a meta-loss": losses,
+    "learn2learn and cherry: `cherry.envs.Runner": samplers,
+    "learn2learn and cherry: `cherry.envs.ActionSpaceScaler": families,
     "learn2learn and cherry: `cherry.models": state_of_a_baseline,
-    "learn2learn and cherry: `cherry.ExperienceReplay`": phase_under_parameters,
-    "learn2learn and cherry: `HalfCheetahForwardBackward": family("HalfCheetahDir-v5", "AntDir-v5"),
-    "learn2learn and cherry: `AntDirection-v1`": angle_of_an_ant,
-    "learn2learn and cherry: `Particles2D-v1`": family(NAVIGATION),
+    "learn2learn and cherry: `cherry.ExperienceReplay`": samplers,
+    "learn2learn and cherry: `HalfCheetahForwardBackward": families,
+    "learn2learn and cherry: `AntDirection-v1`": families,
+    "learn2learn and cherry: `Particles2D-v1`": families,
 }
 
 
@@ -373,9 +282,9 @@ def test_every_row_is_executed() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("row", ROWS)
-def test_row_is_true(row: str, world: World) -> None:
-    ROWS[row](world)
+@pytest.mark.parametrize("check", dict.fromkeys(ROWS.values()), ids=lambda check: check.__name__)
+def test_rows_are_true(check: Callable[[World], None], world: World) -> None:
+    check(world)
 
 
 def test_loop_of_the_ancestor_runs() -> None:

@@ -1,6 +1,5 @@
 """Of the current folder, commands import only the modules that a config names: others may have put files there."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -13,7 +12,6 @@ import gymnasium
 import pytest
 
 from maml_rl import MultiTaskSampler
-from maml_rl.cli.main import main
 from maml_rl.named_modules import find_named, import_named
 from maml_rl.policies import NormalMLPPolicy
 from tests.report.conftest import NAVIGATION, make_run
@@ -89,7 +87,7 @@ gymnasium.register("Push-v0", PushEnv, max_episode_steps=5)
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 @pytest.mark.usefixtures("push")
 def test_family_of_the_current_folder_is_sampled_by_workers(start_method: str) -> None:
     policy = NormalMLPPolicy(2, 1, (4,))
@@ -97,22 +95,6 @@ def test_family_of_the_current_folder_is_sampled_by_workers(start_method: str) -
         "push:Push-v0", {}, 2, policy, seed=0, num_workers=2, start_method=start_method, stepping="serial"
     ) as sampler:
         assert sampler.rollout(sampler.sample_tasks(2)).num_steps == 20
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(200)
-@pytest.mark.usefixtures("push")
-def test_family_of_the_current_folder_is_trained_and_tested_by_commands() -> None:
-    options = ["--meta-batch-size", "2", "--fast-batch-size", "2", "--hidden-sizes", "4", "--num-workers", "1"]
-    words = ["train", "2d-navigation", "--env-name", "push:Push-v0", "--env-kwargs", "{}", "--num-batches", "1"]
-    assert main([*words, "--tasks", "null", *options, "--output-folder", "mine"]) == 0
-    assert main(["test", "mine", "--num-workers", "1", "--meta-batch-size", "2"]) == 0
-
-
-def test_readme_family_is_checked_in_the_current_folder(push: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check-env", "push:PushEnv"]) == 0
-    assert "is a task family" in capsys.readouterr().out
-    assert sys.path[-1] == os.getcwd() == str(push)
 
 
 def test_installed_module_comes_before_that_of_the_current_folder(

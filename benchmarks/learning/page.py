@@ -131,11 +131,7 @@ def adapted(rows: Sequence[Row]) -> list[Evaluation]:
 
 def ranked(finals: Mapping[str, Sequence[Row]]) -> list[str]:
     """Return the names of the algorithms, the one with the highest interquartile mean first."""
-    middles = {
-        name: pooled_intervals(adapted(rows), interquartile_mean)[-1, 0]
-        for name, rows in finals.items()
-        if name not in _REFERENCES
-    }
+    middles = {name: float(_middles([rows])[0]) for name, rows in finals.items() if name not in _REFERENCES}
     return sorted(middles, key=lambda name: -middles[name])
 
 

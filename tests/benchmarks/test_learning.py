@@ -23,7 +23,6 @@ from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.load_policy import load_policy
 from maml_rl.experiment.train import train
 from maml_rl.metalearners.registry import algorithm_of
-from maml_rl.results.evaluation import pooled_intervals
 from maml_rl.runs.metrics import read_metrics
 from maml_rl.runs.run_folder import METRICS
 from maml_rl.task_distributions.task_files import save_tasks
@@ -65,7 +64,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
     """A completed plan; tests must not write to it."""
     folder = tmp_path_factory.mktemp("learning")
     plan = tiny_plan(folder)
-    train_tiny(plan, folder)
+    train_tiny(plan, folder, "--methods", "promp", "random")
     return plan, folder
 
 
@@ -146,7 +145,7 @@ def test_finished_trainings_are_not_repeated(done: tuple[Plan, Path], monkeypatc
     plan, folder = done
     before = {path: path.read_bytes() for path in (folder / "results").rglob("*") if path.is_file()}
     monkeypatch.setattr("benchmarks.learning.training.Job.advance", lambda *_: pytest.fail("nothing is left to do"))
-    train_tiny(plan, folder)
+    train_tiny(plan, folder, "--methods", "promp", "random")
     assert before == {path: path.read_bytes() for path in before}
 
 
@@ -240,16 +239,6 @@ def test_table_has_each_training_and_intervals_within_the_returns_that_are_possi
     table = page.tables(plan, replace(FAMILY, steps=1000))
     assert "| -1.0, -9.0, -80.0 |" in table
     assert re.search(r"\| -19\.5 \[-\d+\.\d, 0\.0\] \|", table), table
-
-
-def test_intervals_of_success_are_those_of_a_rate() -> None:
-    rates, ones = np.array([[0.0, 1.0]] * 18 + [[0.3, 0.9]] * 2), np.ones((20, 2))
-    evaluations = [replace(row(0, 3, 1, 1, tasks=20), task_successes=each).evaluation() for each in (rates, ones)]
-    once, all_of_them = (pooled_intervals([each], info="success")[1] for each in evaluations)
-    assert once[0] == pytest.approx(0.99)
-    assert 0.9 < once[1] < once[0] < once[2] < 1.0
-    # Clopper and Pearson's closed form for 20 successes of 20.
-    np.testing.assert_allclose(all_of_them, [1.0, 0.025 ** (1.0 / 20.0), 1.0], atol=1e-6)
 
 
 def test_rates_of_episodes_become_as_many_episodes_as_they_need_at_least() -> None:
