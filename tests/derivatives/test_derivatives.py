@@ -18,13 +18,7 @@ WAYS = pytest.mark.parametrize("automatic", [False, True], ids=["by_hand", "auto
 # Automatic differentiation knows no shapes.
 NETWORKS = pytest.mark.parametrize(
     ("nonlinearity", "hidden_sizes", "automatic"),
-    [
-        ("tanh", (6, 5), False),
-        ("relu", (6, 5), False),
-        ("tanh", (4,), False),
-        ("tanh", (), False),
-        ("tanh", (6, 5), True),
-    ],
+    [("tanh", (6, 5), False), ("relu", (6, 5), False), ("tanh", (), False), ("tanh", (6, 5), True)],
 )
 
 

@@ -77,15 +77,11 @@ def appended(arrays: dict[str, np.ndarray], task: int, **kwargs: Any) -> BatchEp
     return episodes
 
 
-def test_numpy_arrays_are_wrapped_without_a_copy():
-    arrays = make_arrays([[4, 2], [3, 1]])
-    episodes = TaskEpisodes(**arrays)
-    arrays["observations"][1, 0, 0] = 5.0
-    assert episodes.observations[1, 0, 0].tolist() == [5.0, 5.0, 5.0]
-
-
-def test_read_only_and_float64_arrays_are_accepted():
+def test_numpy_arrays_are_wrapped_without_a_copy_where_torch_can_share_them():
     arrays = make_arrays([[2, 1]])
+    episodes = TaskEpisodes(**arrays)
+    arrays["observations"][0, 0, 0] = 5.0
+    assert episodes.observations[0, 0, 0].tolist() == [5.0, 5.0, 5.0]
     for array in arrays.values():
         array.flags.writeable = False
     episodes = TaskEpisodes(**arrays | {"rewards": arrays["rewards"].astype(np.float64)[:, ::-1]})
@@ -93,18 +89,17 @@ def test_read_only_and_float64_arrays_are_accepted():
 
 
 def test_mask_and_number_of_steps_come_from_the_lengths():
-    episodes = make([[1, 3], [2, 1]])
+    arrays = make_arrays([[1, 3], [2, 1]], num_steps=9)
+    episodes = TaskEpisodes(**arrays, log_probs=np.zeros((2, 9, 2), np.float32))
     expected = [[[1, 1], [0, 1], [0, 1]], [[1, 1], [1, 0], [0, 0]]]
     assert torch.equal(episodes.mask, torch.tensor(expected, dtype=torch.float32))
     assert episodes.num_steps == 7
     assert len(episodes) == 2
-
-
-def test_steps_past_the_longest_episode_are_cut_off():
-    lengths = [[1, 3], [2, 1]]
-    long = TaskEpisodes(**make_arrays(lengths, num_steps=9), log_probs=np.zeros((2, 9, 2), np.float32))
+    # Steps past the longest episode are cut off.
     for name in ("observations", "actions", "rewards", "mask", "log_probs"):
-        assert getattr(long, name).shape[:3] == (2, 3, 2)
+        assert getattr(episodes, name).shape[:3] == (2, 3, 2)
+    narrow = {name: array[:, :3] if name in ARRAYS[:3] else array for name, array in arrays.items()}
+    assert TaskEpisodes(**narrow).digest() == episodes.digest()
 
 
 @pytest.mark.parametrize(
@@ -146,17 +141,6 @@ def test_unknown_discount_and_missing_advantages_are_named():
         _ = episodes.advantages
 
 
-@pytest.mark.parametrize("bootstrap", [True, False])
-def test_truncated_episode_bootstraps_from_its_final_observation_a_terminated_never(bootstrap):
-    # One step each, reward 1, V(s_0) = 10, V(final) = 100, discount 0.5.
-    ends = {"terminated": np.array([[True, False, True]]), "truncated": np.array([[False, True, True]])}
-    arrays = make_arrays([[1, 1, 1]]) | ends
-    arrays["rewards"][:] = 1.0
-    baseline = GivenBaseline(torch.full((1, 1, 3), 10.0), torch.full((1, 3), 100.0))
-    advantages = TaskEpisodes(**arrays).compute_advantages(baseline, gamma=0.5, normalize=False, bootstrap=bootstrap)
-    assert advantages.tolist() == [[[-9.0, 41.0 if bootstrap else -9.0, -9.0]]]
-
-
 @settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_advantages_equal_a_double_loop_for_any_ends(data):
@@ -164,6 +148,8 @@ def test_advantages_equal_a_double_loop_for_any_ends(data):
     bootstrap = data.draw(st.booleans())
     discount, gae_lambda = (data.draw(st.sampled_from([0.0, 0.9, 1.0])) for _ in range(2))
     arrays = make_arrays(lengths, seed=data.draw(st.integers(0, 1000)))
+    # Some at a time limit and in a terminal state at once.
+    arrays["truncated"] |= np.arange(arrays["lengths"].size).reshape(arrays["lengths"].shape) % 3 == 0
     episodes = TaskEpisodes(**arrays)
     generator = torch.Generator().manual_seed(0)
     values, final_values = (torch.randn(s, generator=generator) for s in (episodes.mask.shape, episodes.lengths.shape))
@@ -174,7 +160,7 @@ def test_advantages_equal_a_double_loop_for_any_ends(data):
     for task, episode in itertools.product(range(len(lengths)), range(2)):
         length = lengths[task][episode]
         value = values[task, :length, episode].tolist()
-        goes_on = bootstrap and bool(arrays["truncated"][task, episode])
+        goes_on = bootstrap and not arrays["terminated"][task, episode]
         value.append(float(final_values[task, episode]) if goes_on else 0.0)
         estimate = 0.0
         for step in reversed(range(length)):
@@ -195,21 +181,14 @@ def test_normalized_advantages_have_mean_zero_and_deviation_one_for_each_task():
         torch.testing.assert_close(real.std(correction=0), torch.tensor(1.0))
 
 
-def test_values_under_the_padding_never_enter_the_advantages():
-    lengths = [[1, 3], [2, 1]]
-    episodes = make(lengths)
-    values, final_values = torch.ones(episodes.mask.shape), torch.ones(2, 2)
+def test_values_under_the_padding_never_enter_the_advantages_and_nothing_is_changed():
+    episodes = make([[1, 3], [2, 1]])
+    values, final_values, rewards = torch.ones(episodes.mask.shape), torch.ones(2, 2), episodes.rewards.clone()
     clean = episodes.compute_advantages(GivenBaseline(values, final_values), gamma=0.9).clone()
+    assert torch.equal(episodes.rewards, rewards)
+    assert (values == 1.0).all()
     values[episodes.mask == 0] = torch.nan
     assert torch.equal(episodes.compute_advantages(GivenBaseline(values, final_values), gamma=0.9), clean)
-
-
-def test_computing_advantages_does_not_change_rewards_and_values():
-    episodes = make([[1, 3]])
-    values, rewards = torch.full((1, 3, 2), 2.0), episodes.rewards.clone()
-    episodes.compute_advantages(GivenBaseline(values, torch.ones(1, 2)), gamma=0.9)
-    assert torch.equal(episodes.rewards, rewards)
-    assert (values == 2.0).all()
 
 
 def test_baseline_is_fitted_for_a_batch_of_tasks_and_by_the_caller_for_one():
@@ -225,9 +204,10 @@ def test_baseline_is_fitted_for_a_batch_of_tasks_and_by_the_caller_for_one():
     assert single.fits == 1
 
 
-def test_task_of_a_batch_is_a_view_with_the_same_numbers():
+def test_task_of_a_batch_is_a_view_with_the_same_numbers_until_steps_are_appended():
     episodes = make([[2, 4], [3, 1]], gamma=0.9, fast_lr=0.1, tasks=({"goal": 1}, {"goal": 2}))
     episodes.compute_advantages(None)
+    digest = episodes.digest()
     one = episodes[1]
     assert isinstance(one, BatchEpisodes)
     assert len(one) == 3
@@ -239,25 +219,23 @@ def test_task_of_a_batch_is_a_view_with_the_same_numbers():
     assert torch.equal(episodes[-1].rewards, one.rewards)
     with pytest.raises(IndexError):
         _ = episodes[2]
-
-
-def test_appending_to_a_view_does_not_change_the_batch():
-    episodes = make([[2, 4], [3, 1]])
-    digest = episodes.digest()
-    one = episodes[1]
     one.append(np.ones((2, 3)), np.ones((2, 2)), np.ones(2), [0, 1])
     assert one.lengths.tolist() == [4, 2]
+    with pytest.raises(RuntimeError, match="compute_advantages"):
+        _ = one.advantages
     assert episodes.digest() == digest
 
 
 def test_tasks_stacked_again_are_bit_identical():
     arrays = make_arrays([[2, 4], [3, 1], [1, 1]])
-    episodes = TaskEpisodes(**arrays, gamma=0.9, fast_lr=0.1, log_probs=arrays["rewards"].copy(), tasks=({}, {}, {}))
+    known: dict[str, Any] = {"log_probs": arrays["rewards"].copy(), "infos": {"speed": 2.0 * arrays["rewards"]}}
+    episodes = TaskEpisodes(**arrays, gamma=0.9, fast_lr=0.1, tasks=({}, {}, {}), **known)
     episodes.compute_advantages(None)
     episodes.memory = (episodes.mask * torch.arange(24.0).reshape(3, 4, 2),)
     again = TaskEpisodes.stack(list(episodes))
     assert again.memory is not None
     assert torch.equal(*again.memory, *episodes.memory)
+    assert torch.equal(again.infos["speed"], episodes.infos["speed"])
     for name in (*ARRAYS, "mask", "advantages", "returns", "log_probs"):
         assert torch.equal(getattr(again, name), getattr(episodes, name)), name
     assert again.digest() == episodes.digest()
@@ -282,25 +260,19 @@ def test_episodes_that_differ_in_metadata_or_infos_are_not_stacked():
 
 def test_digest_covers_every_sampled_array_and_nothing_else():
     arrays = make_arrays([[2, 4], [3, 1]])
+    arrays["infos"] = {"won": np.zeros((2, 2), np.float32)}
     episodes = TaskEpisodes(**arrays)
     digest = episodes.digest()
     assert TaskEpisodes(**copy.deepcopy(arrays)).digest() == digest
     episodes.compute_advantages(None, gamma=0.9)
     assert episodes.digest() == digest
-    for name in ARRAYS:
+    for name in (*ARRAYS, "won"):
         changed = copy.deepcopy(arrays)
-        entry = changed[name]
+        entry = changed[name] if name in changed else changed["infos"][name]
         entry[0, 0] = ~entry[0, 0] if entry.dtype == bool else 1
         assert TaskEpisodes(**changed).digest() != digest, name
     other_type = arrays | {"observations": arrays["observations"].astype(np.float64)}
     assert TaskEpisodes(**other_type).digest() != digest
-
-
-def test_digest_does_not_depend_on_how_many_steps_were_allocated():
-    lengths = [[2, 4], [3, 1]]
-    wide = make_arrays(lengths, num_steps=9)
-    narrow = {name: array[:, :4] if name in ARRAYS[:3] else array for name, array in wide.items()}
-    assert TaskEpisodes(**wide).digest() == TaskEpisodes(**narrow).digest()
 
 
 def test_digest_of_literal_episodes_is_the_sha256_of_names_types_shapes_and_bytes():
@@ -365,21 +337,17 @@ def test_finished_episodes_stack_to_the_batch_they_came_from():
     assert TaskEpisodes.stack(batches).digest() == TaskEpisodes(**arrays).digest()
 
 
-def test_rows_without_an_episode_are_skipped():
+def test_rows_without_an_episode_are_skipped_and_episodes_may_pause():
     episodes = BatchEpisodes(2)
-    episodes.append(np.array([[1.0], [2.0]]), np.array([3, 4]), np.array([5.0, 6.0]), [1, None])
-    episodes.append(np.array([[1.0]]), np.array([3]), np.array([5.0]), [None])
-    assert episodes.lengths.tolist() == [0, 1]
-    assert episodes.observations.tolist() == [[[0.0], [1.0]]]
+    with pytest.raises(RuntimeError, match="append"):
+        _ = episodes.observations
+    for rewards, ids in (([5.0, 6.0], [1, None]), ([7.0], [None]), ([8.0], [0]), ([9.0, 1.0], [1, 0])):
+        rows = np.array(rewards)
+        episodes.append(rows[:, None], rows.astype(np.int64), rows, ids)
+    assert episodes.lengths.tolist() == [2, 2]
+    assert episodes.observations.tolist() == [[[8.0], [5.0]], [[1.0], [9.0]]]
+    assert episodes.rewards.tolist() == [[8.0, 5.0], [1.0, 9.0]]
     assert episodes.actions.dtype == torch.int64
-
-
-def test_episode_that_pauses_continues_where_it_stopped():
-    episodes = BatchEpisodes(2)
-    for reward, ids in ((1.0, [0]), (2.0, [0, 1]), (3.0, [1])):
-        rows = len(ids)
-        episodes.append(np.zeros((rows, 1)), np.zeros((rows, 1)), np.full(rows, reward), ids)
-    assert episodes.rewards.tolist() == [[1.0, 2.0], [2.0, 3.0]]
 
 
 @pytest.mark.parametrize("ids", [[0, 0], [0, 2], [-1, 0]])
@@ -389,19 +357,6 @@ def test_repeated_or_unknown_episodes_are_refused(ids):
         episodes.append(np.zeros((2, 1)), np.zeros((2, 1)), np.zeros(2), ids)
     with pytest.raises(ValueError, match="one row of actions"):
         episodes.append(np.zeros((2, 1)), np.zeros((1, 1)), np.zeros(2), [0, 1])
-
-
-def test_reading_before_the_first_step_is_refused():
-    with pytest.raises(RuntimeError, match="append"):
-        _ = BatchEpisodes(2).observations
-
-
-def test_appending_discards_the_advantages():
-    episodes = make([[1, 2]], gamma=0.9)[0]
-    episodes.compute_advantages(None)
-    episodes.append(np.zeros((1, 3)), np.zeros((1, 2)), np.zeros(1), [0])
-    with pytest.raises(RuntimeError, match="compute_advantages"):
-        _ = episodes.advantages
 
 
 def test_appended_images_become_float32_and_states_stay_integers():
@@ -449,24 +404,12 @@ def test_infos_are_kept_with_their_episodes() -> None:
     assert episodes.infos["speed"].tolist() == [[[0, 1], [2, 3], [4, 0]], [[6, 7], [0, 9], [0, 11]]]
     assert episodes[0].infos["speed"].tolist() == [[0, 1], [2, 3], [4, 0]]
     assert episodes[1].infos["success"].tolist() == [0, 0]
-    stacked = TaskEpisodes.stack(list(episodes))
-    assert stacked.digest() == episodes.digest()
-    assert all(torch.equal(stacked.infos[name], info) for name, info in episodes.infos.items())
     assert episodes.to("meta").infos["speed"].device.type == "meta"
     assert episodes.infos["speed"].device.type == "cpu"
-
-
-def test_infos_of_an_episode_are_the_mean_of_its_steps_or_those_of_its_end() -> None:
-    means = make_with_infos().episode_infos()
+    # The mean of the steps of an episode, or the value at its end.
+    means = episodes.episode_infos()
     assert means["speed"].tolist() == [[2, 2], [6, 9]]
     assert means["success"].tolist() == [[1, 0], [0, 0]]
-
-
-def test_digest_covers_infos() -> None:
-    episodes = make_with_infos()
-    before = episodes.digest()
-    episodes.infos["success"][1, 1] = 1.0
-    assert episodes.digest() != before
 
 
 def test_transitions_end_in_the_final_observation() -> None:

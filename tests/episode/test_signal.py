@@ -52,23 +52,16 @@ class Walk(gymnasium.Env[Any, Any]):
 
 def phases(horizon: int, baseline: Any, **env_kwargs: Any) -> tuple[NormalMLPPolicy, list[TaskEpisodes], TaskEpisodes]:
     policy = NormalMLPPolicy(2, 2, (8,), seed=0)
-    with MultiTaskSampler(
-        Walk,
-        env_kwargs,
-        batch_size=4,
-        policy=policy,
-        baseline=baseline,
-        seed=0,
-        num_workers=0,
-        max_episode_steps=horizon,
-    ) as sampler:
+    options: dict[str, Any] = {"seed": 0, "num_workers": 0, "max_episode_steps": horizon}
+    with MultiTaskSampler(Walk, env_kwargs, 4, policy, baseline, **options) as sampler:
         train, valid = sampler.sample(sampler.sample_tasks(3), num_steps=1, fast_lr=0.5, gamma=0.99, gae_lambda=0.97)
     return policy, train, valid
 
 
 # 100 steps: a cubic function of time is off by 5e-4 of the returns, far above any rounding error.
-@pytest.mark.parametrize("baseline", [LinearFeatureBaseline(2), ZeroBaseline()], ids=["linear", "zero"])
-@pytest.mark.parametrize("horizon", [10, 100])
+@pytest.mark.parametrize(
+    ("horizon", "baseline"), [(100, LinearFeatureBaseline(2)), (10, ZeroBaseline())], ids=["linear", "zero"]
+)
 def test_equal_rewards_of_all_episodes_change_nothing(horizon: int, baseline: Any) -> None:
     policy, train, valid = phases(horizon, baseline, constant=True)
     before = [param.detach().clone() for param in policy.parameters()]
@@ -104,18 +97,8 @@ def test_one_other_reward_is_a_signal() -> None:
 
 
 def test_advantages_below_the_precision_of_their_values_are_zero() -> None:
-    # One episode; values that are off from the returns by less than float32 resolves, and by more.
-    _, train, _ = phases(10, ZeroBaseline())
-    single = train[0].rewards[:, :, :1], train[0].lengths[:, :1]
-    episodes = TaskEpisodes(
-        train[0].observations[:, :, :1],
-        train[0].actions[:, :, :1],
-        *single,
-        torch.zeros_like(single[1]),
-        torch.ones_like(single[1]),
-        train[0].final_observations[:, :1],
-        gamma=0.99,
-    )
+    # Values that are off from the returns by less than float32 resolves, and by more.
+    _, (episodes,), _ = phases(10, ZeroBaseline())
 
     class Off(ZeroBaseline):
         def __init__(self, by: float) -> None:
@@ -129,11 +112,10 @@ def test_advantages_below_the_precision_of_their_values_are_zero() -> None:
     assert episodes.compute_advantages(Off(1e-5), bootstrap=False).any()
 
 
-# Powers of two, about 1e-30, 1e-8, 1e8 and 1e30: the rewards themselves are not rounded.
-@pytest.mark.parametrize("exponent", [-100, -27, 27, 100])
+# About 1e-30 and 1e30, powers of two: the rewards themselves are not rounded.
+@pytest.mark.parametrize("scale", [2.0**-100, 2.0**100])
 @pytest.mark.parametrize("baseline", [LinearFeatureBaseline(2), ZeroBaseline()], ids=["linear", "zero"])
-def test_adaptation_and_update_do_not_depend_on_the_scale_of_rewards(baseline: Any, exponent: int) -> None:
-    scale = 2.0**exponent
+def test_adaptation_and_update_do_not_depend_on_the_scale_of_rewards(baseline: Any, scale: float) -> None:
     policy, train, valid = phases(20, baseline)
     other, scaled_train, scaled_valid = phases(20, baseline, scale=scale)
     assert torch.equal(scaled_train[0].rewards, scale * train[0].rewards)

@@ -9,7 +9,6 @@ import torch
 from gymnasium import spaces
 
 from maml_rl import MultiTaskSampler
-from maml_rl.config import load_config
 from maml_rl.envs import ObservedLastStep, make_vector_env
 from maml_rl.envs.families.point import SparsePointGoalVectorEnv
 from maml_rl.envs.family import BatchedFamily
@@ -19,6 +18,7 @@ from maml_rl.experience import Replay, Steps
 from maml_rl.experience.hindsight import Hindsight
 from maml_rl.experiment.build import make_experiment
 from maml_rl.policies import get_policy_for_env
+from tests.metalearners.small_algorithms import small
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "PointGoal-v0": {},
@@ -48,17 +48,13 @@ def sampled(env_id: str, kwargs: dict[str, Any]) -> tuple[Steps, list[Any], Hind
 
 
 @pytest.mark.parametrize("env_id", FAMILIES)
-def test_relabeled_with_its_own_task_a_trial_is_what_it_was(env_id: str) -> None:
+def test_relabeled_trial_has_the_rewards_of_its_new_task(env_id: str) -> None:
     trials, tasks, hindsight = sampled(env_id, FAMILIES[env_id])
     expected = {name: getattr(trials, name).clone() for name in ("rewards", "observations", "next_observations")}
+    # With its own task it is what it was.
     hindsight.relabel(trials, tasks)
     for name, values in expected.items():
         torch.testing.assert_close(getattr(trials, name), values, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("env_id", FAMILIES)
-def test_relabeled_with_another_task_a_trial_has_its_rewards(env_id: str) -> None:
-    trials, tasks, hindsight = sampled(env_id, FAMILIES[env_id])
     other = tasks[1:] + tasks[:1]
     actions = trials.actions.clone()
     hindsight.relabel(trials, other[:3])
@@ -96,13 +92,6 @@ def test_best_task_of_a_trial_is_the_one_drawn_in_which_it_has_the_highest_retur
     assert len(torch.stack(returns).unique()) >= 4
 
 
-def test_family_without_goals_is_refused_with_the_place(tmp_path: Any) -> None:
-    text = "env-name: Wind-v0\nobserve-last: true\nalgorithm: amago\nalgorithm-settings: {hindsight-share: 0.5}\n"
-    (tmp_path / "wind.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=r"hindsight-share.*Wind-v0 cannot say the reward for another goal"):
-        make_experiment(load_config(tmp_path / "wind.yaml"))
-
-
 class EndingPoint(SparsePointGoalVectorEnv):
     """An episode ends at the goal."""
 
@@ -111,17 +100,24 @@ class EndingPoint(SparsePointGoalVectorEnv):
         return rewards, rewards > 0.0
 
 
-def test_family_that_ends_episodes_at_the_goal_is_refused_before_training(tmp_path: Any) -> None:
-    text = (
-        "env-name: EndingPoint-v0\nobserve-last: true\nalgorithm: amago\nalgorithm-settings: {hindsight-share: 0.5}\n"
-    )
-    (tmp_path / "ending.yaml").write_text(text)
+@pytest.mark.parametrize(
+    ("env_id", "message"),
+    [
+        ("EndingPoint-v0", "EndingPoint-v0 ends episodes in terminal states"),
+        ("Wind-v0", "Wind-v0 cannot say the reward for another goal"),
+    ],
+)
+def test_family_without_goals_or_that_ends_at_one_is_refused_before_training(
+    env_id: str, message: str, request: pytest.FixtureRequest
+) -> None:
     gymnasium.register("EndingPoint-v0", vector_entry_point=EndingPoint)
-    try:
-        with pytest.raises(ConfigError, match=r"hindsight-share.*EndingPoint-v0 ends episodes in terminal states"):
-            make_experiment(load_config(tmp_path / "ending.yaml"))
-    finally:
-        del gymnasium.registry["EndingPoint-v0"]
+    request.addfinalizer(lambda: gymnasium.registry.pop("EndingPoint-v0"))
+    with pytest.raises(ConfigError, match=f"hindsight-share' in .*{message}"):
+        make_experiment(
+            small("amago", env_name=env_id, max_episode_steps=6).override(
+                {"algorithm-settings": {"hindsight-share": 0.5}}
+            )
+        )
 
 
 def test_trial_with_an_end_that_no_random_episode_had_is_refused() -> None:
@@ -167,14 +163,14 @@ class Lines(BatchedFamily):
 @pytest.mark.parametrize(
     "seen", [spaces.Discrete(5, start=3), spaces.Box(0.0, 4.0, (1, 2), np.float64)], ids=["discrete", "box"]
 )
-def test_rewards_between_gets_observations_as_the_family_returns_them(seen: gymnasium.Space[Any]) -> None:
+def test_rewards_between_gets_observations_as_the_family_returns_them(
+    seen: gymnasium.Space[Any], request: pytest.FixtureRequest
+) -> None:
     gymnasium.register("Lines-v0", vector_entry_point=Lines)
-    try:
-        trials, tasks, hindsight = sampled("Lines-v0", {"seen": seen})
-        expected = trials.rewards.clone()
-        hindsight.relabel(trials, tasks)
-    finally:
-        del gymnasium.registry["Lines-v0"]
+    request.addfinalizer(lambda: gymnasium.registry.pop("Lines-v0"))
+    trials, tasks, hindsight = sampled("Lines-v0", {"seen": seen})
+    expected = trials.rewards.clone()
+    hindsight.relabel(trials, tasks)
     assert torch.equal(trials.rewards, expected)
     ((before, after),) = hindsight._family.given
     for given in (before, after):

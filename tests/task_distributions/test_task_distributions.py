@@ -51,12 +51,12 @@ def test_same_stream_draws_the_same_tasks_and_another_draws_others(distribution:
     assert draw(distribution, 12) != draw(distribution, 12, seed=1)
 
 
-@pytest.mark.parametrize("num_tasks", [1, 3, 4, 11])
-def test_list_draws_tasks_equally_often_up_to_one_draw(num_tasks: int) -> None:
+def test_list_draws_tasks_equally_often_up_to_one_draw() -> None:
     tasks = [{"velocity": float(number)} for number in range(4)]
-    counts = Counter(velocities(draw(TaskList(tasks), num_tasks)))
-    assert sum(counts.values()) == num_tasks
-    assert all(num_tasks // 4 <= counts[float(number)] <= -(-num_tasks // 4) for number in range(4))
+    for num_tasks in (1, 3, 4, 11):
+        counts = Counter(velocities(draw(TaskList(tasks), num_tasks)))
+        assert sum(counts.values()) == num_tasks
+        assert all(num_tasks // 4 <= counts[float(number)] <= -(-num_tasks // 4) for number in range(4))
 
 
 MIXED = {"2DNavigation-v0": 3.0, "PointGoal-v0": 2.0, "SemiCircle-v0": 1.0}
@@ -126,22 +126,19 @@ def test_number_of_values_spreads_them_evenly(env_name: str, name: str, count: i
     assert [task[name] for task in tasks] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("num_tasks", "seed"), [(1, 0), (7, 0), (7, 1), (40, 0), (40, 1)])
-def test_strata_get_exactly_one_task_each(num_tasks: int, seed: int) -> None:
-    drawn = velocities(draw(Stratified(), num_tasks, seed=seed))
+@pytest.mark.parametrize("num_tasks", [1, 40])
+def test_strata_get_exactly_one_task_each(num_tasks: int) -> None:
+    drawn = velocities(draw(Stratified(), num_tasks))
     assert sorted(int(velocity / 2.0 * num_tasks) for velocity in drawn) == list(range(num_tasks))
-    goals = np.array([task["goal"] for task in draw(Stratified(), num_tasks, "2DNavigation-v0", seed)])
+    goals = np.array([task["goal"] for task in draw(Stratified(), num_tasks, "2DNavigation-v0")])
     for column in (0, 1):
         assert sorted(((goals[:, column] + 0.5) * num_tasks).astype(int)) == list(range(num_tasks))
 
 
-def test_strata_of_one_parameter_leave_the_others_independent() -> None:
+def test_strata_of_one_parameter_leave_the_others_independent_and_halve_directions() -> None:
     goals = np.array([task["goal"] for task in draw(Stratified(["goal_1"]), 40, "2DNavigation-v0")])
     strata = [set(((goals[:, column] + 0.5) * 40).astype(int)) for column in (0, 1)]
     assert len(strata[1]) == 40 > len(strata[0])
-
-
-def test_strata_halve_two_directions_exactly() -> None:
     directions = [task["direction"] for task in draw(Stratified(), 40, "HalfCheetahDir-v5")]
     assert Counter(directions) == {-1.0: 20, 1.0: 20}
 
@@ -166,15 +163,10 @@ def test_split_of_a_disk_is_uniform_on_its_area() -> None:
 
 def test_split_may_leave_one_side_to_the_family_and_draw_in_strata() -> None:
     split = Split(test={"velocity": [2.0, 3.0]}, stratified=True)
-    split.check(family())
+    assert velocities(split.check(family())) == pytest.approx([2.0, 3.0]), "the limits are tried in the environment"
     assert sorted(int(velocity * 5) for velocity in velocities(draw(split, 10))) == list(range(10))
     test = velocities(split.sample_test(family(), 10, np.random.default_rng(0)))
     assert sorted(int((velocity - 2.0) * 10) for velocity in test) == list(range(10))
-
-
-def test_limits_of_a_split_are_checked_in_the_environment() -> None:
-    tried = velocities(Split({"velocity": [0, 1]}, {"velocity": [2, 3]}).check(family()))
-    assert tried == pytest.approx([0.0, 1.0, 2.0, 3.0])
 
 
 def test_other_distributions_have_the_test_tasks_of_the_family() -> None:
@@ -202,9 +194,7 @@ def test_curriculum_draws_in_proportion_to_progress() -> None:
     drawn = np.array(velocities(draw(curriculum, 20_000)))
     shares = np.bincount((drawn * 2.0).astype(int), minlength=4) / len(drawn)
     np.testing.assert_allclose(shares, [0.25, 0.05, 0.65, 0.05], atol=0.02)
-
-
-def test_curriculum_tries_what_it_has_never_drawn() -> None:
+    # What it has never drawn, it tries.
     curriculum = Curriculum(parts=2, uniform=0.0, fast=0.5, slow=0.1)
     draw(curriculum, 1)
     for value in (0.0, 10.0):
