@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from maml_rl.episode import TaskEpisodes
+from maml_rl.metalearners.maml_trpo import backtracking_line_search, longest_step
 from maml_rl.policies.policy import Policy
 
 
@@ -76,37 +77,22 @@ class ReferenceUpdate:
     def step(
         self, max_kl: float, cg_iters: int, cg_damping: float, ls_max_steps: int, ls_backtrack_ratio: float
     ) -> dict[str, Any]:
-        """Take one trust-region step."""
+        """Take one trust-region step, by direction and line search of the fast one, which have tests of their own."""
         before, gradient, product = self.gradient_and_product()
-        direction = conjugate_gradient(lambda v: product(v) + cg_damping * v, gradient, cg_iters)
-        curvature = direction @ (product(direction) + cg_damping * direction)
-        full_step = torch.sqrt(2.0 * max_kl / curvature) * direction
+        step = longest_step(product, gradient, iterations=cg_iters, damping=cg_damping, max_kl=max_kl)
         old = nn.utils.parameters_to_vector(self.params).detach()
-        for steps in range(ls_max_steps):
-            self._set(old - ls_backtrack_ratio**steps * full_step)
-            # The inner gradients need graphs, the result does not.
-            loss, kl = (value.item() for value in self.loss_and_kl())
-            if loss < before and kl <= max_kl:
-                return {"loss/before": before, "loss/after": loss, "kl": kl, "line_search_steps": steps + 1}
-        self._set(old)
-        return {"loss/before": before, "loss/after": before, "kl": 0.0, "line_search_steps": ls_max_steps}
 
-    def _set(self, vector: Tensor) -> None:
-        with torch.no_grad():
-            nn.utils.vector_to_parameters(vector, self.params)
+        def at(fraction: float) -> tuple[float, float]:
+            with torch.no_grad():
+                nn.utils.vector_to_parameters(old + fraction * step, self.params)
+            loss, kl = self.loss_and_kl()
+            return loss.item(), kl.item()
 
-
-def conjugate_gradient(product: Callable[[Tensor], Tensor], b: Tensor, iterations: int) -> Tensor:
-    """Return x with A x close to b."""
-    x, r, p = torch.zeros_like(b), b.clone(), b.clone()
-    square = r @ r
-    for _ in range(iterations):
-        image = product(p)
-        alpha = square / (p @ image)
-        x, r = x + alpha * p, r - alpha * image
-        square, previous = r @ r, square
-        p = r + square / previous * p
-    return x
+        taken, tries, after, kl = backtracking_line_search(
+            at, before, max_kl=max_kl, max_steps=ls_max_steps, ratio=ls_backtrack_ratio
+        )
+        at(taken)
+        return {"loss/before": before, "loss/after": after, "kl": kl, "line_search_steps": tries}
 
 
 def mean_over_real_steps(values: Tensor, mask: Tensor) -> Tensor:

@@ -1,39 +1,18 @@
 """Adaptation as a hook of the learner: parameters, a context or a memory, the same for every caller."""
 
-import copy
-import pickle
-from pathlib import Path
-
 import gymnasium
 import numpy as np
 import pytest
 import torch
 
 from maml_rl.adaptation import AdaptationRule
-from maml_rl.config import load_config
-from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
-from maml_rl.experiment.evaluate import evaluate
-from maml_rl.experiment.load_policy import adapt_to_task, load_policy
 from maml_rl.experiment.sampling import make_sampler
-from maml_rl.experiment.train import train
-from maml_rl.metalearners.cavia import CONTEXT
 from maml_rl.policies import GRUPolicy
 from maml_rl.policies.memory_policy import PolicyWithMemory
-from maml_rl.report import write_report
-from maml_rl.runs.metrics import read_metrics
-from tests.metalearners.test_every_algorithm import small
+from tests.metalearners.small_algorithms import small
 
 NAVIGATION = gymnasium.make("2DNavigation-v0")
-GOAL = {"goal": [0.3, -0.2]}
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of a learner that takes no gradient steps to adapt, and whose columns have a name of their own."""
-    folder = tmp_path_factory.mktemp("pearl") / "run"
-    train(small("pearl"), folder, num_workers=0)
-    return folder
 
 
 def test_parameters_adapted_by_the_hook_are_those_of_the_inner_loop() -> None:
@@ -85,31 +64,3 @@ def test_started_policy_acts_in_a_sampler_as_after_its_trial() -> None:
     assert not torch.equal(unrolled.memory[0], policy.unroll(rows).memory[0])
     with pytest.raises(ValueError, match=r"GRUPolicy remembers tensors of the shapes \[\(4,\)\], got \[\(3,\)\]"):
         PolicyWithMemory(policy, [torch.zeros(3)])
-
-
-def test_columns_are_named_by_the_learner(run: Path, tmp_path: Path) -> None:
-    keys = [key for key in read_metrics(run / "metrics.jsonl")[-1] if key.startswith("return/")]
-    assert keys == ["return/round_0", "return/round_1", "return/round_2"]
-    experiment = make_experiment(load_config(run / "config.json"))
-    experiment.restore("last", run)
-    evaluation = evaluate(experiment, tasks=2, num_steps=2, num_workers=0)
-    assert (evaluation.returns.shape, evaluation.columns) == ((2, 3, 4), "round")
-    assert [line.split()[0] for line in evaluation.table().splitlines()] == ["round", "1", "2", "3"]
-    write_report([run], tmp_path / "report.html", tasks=2, placement={"num-workers": 0}, num_videos=0, trust=True)
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "Return by round" in page
-    assert "gradient step" not in page
-
-
-def test_saved_policy_is_adapted_by_its_learner(run: Path) -> None:
-    policy = load_policy(run)
-    before = copy.deepcopy(policy.state_dict())
-    adapted, again = (adapt_to_task(policy, "2DNavigation-v0", GOAL, 2, seed=3) for _ in range(2))
-    changed = {name for name, value in adapted.state_dict().items() if not torch.equal(value, before[name])}
-    assert changed == {CONTEXT}
-    assert torch.equal(adapted.get_parameter(CONTEXT), again.get_parameter(CONTEXT))
-    assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
-    with pytest.raises(ConfigError, match="does not adapt by gradient steps; leave out rule and step_size"):
-        adapt_to_task(policy, "2DNavigation-v0", GOAL, rule=AdaptationRule(0.1))
-    assert adapted.trained_with == policy.trained_with
-    assert pickle.loads(pickle.dumps(policy)).trained_with is None, "a worker needs no learner"

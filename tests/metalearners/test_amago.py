@@ -27,7 +27,6 @@ from maml_rl.metalearners import Plan
 from maml_rl.metalearners.amago import AMAGO, OfflineAMAGO
 from maml_rl.policies import GRUPolicy, MultiCategorical, NormalMLPPolicy  # noqa: F401
 from maml_rl.runs.metrics import read_metrics
-from maml_rl.task_distributions.task_files import read_tasks
 from tests.metalearners.histories import ARMS, PULLS, bandit_config, bandit_histories
 from tests.metalearners.plain_two_hot import cross_entropy, decoded
 
@@ -184,7 +183,7 @@ class Plain:
 
 @pytest.mark.parametrize(
     ("kind", "temperature", "share"),
-    [("discrete", None, 0.0), ("discrete", 2.0, 0.3), ("box", None, 0.0), ("box", 2.0, 0.3), ("squashed", 2.0, 0.3)],
+    [("discrete", 2.0, 0.3), ("box", None, 0.0), ("squashed", 2.0, 0.3)],
 )
 def test_losses_gradients_and_a_step_agree_with_plain_torch_code(
     kind: str, temperature: float | None, share: float
@@ -196,15 +195,15 @@ def test_losses_gradients_and_a_step_agree_with_plain_torch_code(
     again = make_learner(kind, **{"filter-temperature": temperature, "policy-gradient-share": share})
     found = again.losses(*trials, *again._noise(trials[0]), pair=PAIR)
     assert 0.0 < found[3].item() < 1.0
-    for one, other in zip(found[:2], expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found[:2], expected, rtol=1e-12, atol=1e-12)
     (10.0 * expected[0] + expected[1]).backward()
     (10.0 * found[0] + found[1]).backward()
     own = dict(again.policy.named_parameters(prefix="policy")) | dict(again.critics.named_parameters(prefix="critics"))
-    for name, param in plain.params.items():
-        gradient = torch.zeros_like(param) if param.grad is None else param.grad
-        mine = own[name].grad if own[name].grad is not None else torch.zeros_like(param)
-        torch.testing.assert_close(mine, gradient, rtol=1e-12, atol=1e-12)
+    found, expected = (
+        {name: 0.0 * params[name] if params[name].grad is None else params[name].grad for name in own}
+        for params in (own, plain.params)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_step_is_one_of_adamw_on_the_clipped_gradient_and_moves_the_targets() -> None:
@@ -271,36 +270,21 @@ def test_mixtures_of_padded_spaces_and_images_train_and_are_tested(
         assert [len(part.tasks) for name, part in found.parts().items()] == [2, 2]
 
 
-@pytest.mark.parametrize(
-    ("tasks", "rows"),
-    [
-        ({"distribution": "fixed", "train": 6, "test": 12}, None),
-        ({"distribution": "split", "train": {"goal_0": [0, 1]}, "test": {"goal_0": [2, 3]}}, {0.0, 1.0}),
-        ({"distribution": "list", "tasks": [{"goal": [4, 1]}, {"goal": [0, 3]}]}, {0.0, 4.0}),
-        ({"distribution": "grid", "values": {"goal_0": [2, 3], "goal_1": [0, 1]}}, {2.0, 3.0}),
-        (None, None),
-    ],
-    ids=["fixed", "split", "list", "grid", "family"],
-)
-def test_hindsight_relabels_with_tasks_of_the_training_alone(
-    tasks: Any, rows: set[float] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hindsight_relabels_with_tasks_of_the_training_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     relabeled: list[Any] = []
     relabel = Hindsight.relabel
-    monkeypatch.setattr(
-        Hindsight, "relabel", lambda own, trials, new: (relabeled.extend(new), relabel(own, trials, new))
-    )
+
+    def noted(self: Hindsight, trials: Any, tasks: Any) -> None:
+        relabeled.extend(tasks)
+        relabel(self, trials, tasks)
+
+    monkeypatch.setattr(Hindsight, "relabel", noted)
+    tasks = {"distribution": "split", "train": {"goal_0": [0, 1]}, "test": {"goal_0": [2, 3]}}
     values = {"env_kwargs": {"size": 5}, "tasks": tasks, "max_episode_steps": 4, "fast_batch_size": 1, "num_batches": 6}
-    config = config_of("DarkRoom-v0", {"cell": "gru", "hindsight-share": 1.0}, **values)
-    train(config, tmp_path, num_workers=0)
-    found = {tuple(task["goal"]) for task in relabeled}
+    train(config_of("DarkRoom-v0", {"cell": "gru", "hindsight-share": 1.0}, **values), tmp_path, num_workers=0)
     assert len(relabeled) > 20
-    assert len(found) >= 2
-    if rows is not None:
-        assert {row for row, _ in found} <= rows
-    if (tmp_path / "training-tasks.json").exists():
-        known = read_tasks(tmp_path / "training-tasks.json", "DarkRoom-v0")
-        assert found <= {tuple(task["goal"]) for task in known}
+    assert len({tuple(task["goal"]) for task in relabeled}) >= 2
+    assert {task["goal"][0] for task in relabeled} <= {0.0, 1.0}
 
 
 def test_replay_of_an_earlier_version_with_squashed_actions_is_refused() -> None:

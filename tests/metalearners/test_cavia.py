@@ -8,7 +8,7 @@ from maml_rl.adaptation import AdaptationRule, adapt
 from maml_rl.metalearners.autograd_objective import AutogradObjective
 from maml_rl.metalearners.cavia import CAVIA, ContextPolicy
 from maml_rl.policies import NormalMLPPolicy
-from tests.synthetic import OBSERVATION_SIZE, make_policy, make_problem, update
+from tests.synthetic import OBSERVATION_SIZE, make_policy, make_problem, randn, update
 
 RAGGED = ((5, 2), (1, 3), (4, 4))
 RULE = AdaptationRule([0.3, 0.2], parameters=["context"])
@@ -24,15 +24,15 @@ def test_context_acts_like_constant_inputs() -> None:
     params = dict(policy.named_parameters())
     own = {name.removeprefix("inner."): param for name, param in params.items() if name.startswith("inner.")}
     wide.load_state_dict(own | {"layer1.weight": torch.cat([own["layer1.weight"], policy.context_weight], dim=1)})
-    generator = torch.Generator().manual_seed(0)
-    contexts = torch.randn((3, 4), generator=generator, dtype=torch.float64)
-    observations = torch.randn((3, 7, OBSERVATION_SIZE), generator=generator, dtype=torch.float64)
-    noise = torch.randn((3, 7, 2), generator=generator, dtype=torch.float64)
+    contexts, observations, noise = (
+        randn(*shape, seed=number).double()
+        for number, shape in enumerate(((3, 4), (3, 7, OBSERVATION_SIZE), (3, 7, 2)))
+    )
     stacked = policy.stack_parameters(3) | {"context": contexts}
     inputs = torch.cat([observations, contexts.unsqueeze(1).expand(-1, 7, -1)], dim=-1)
-    torch.testing.assert_close(policy.act(observations, noise, params=stacked)[0], wide.act(inputs, noise)[0])
-    torch.testing.assert_close(policy.actor(stacked)(observations, noise, ())[0], wide.act(inputs, noise)[0])
     actions = wide.act(inputs, noise)[0]
+    torch.testing.assert_close(policy.act(observations, noise, params=stacked)[0], actions)
+    torch.testing.assert_close(policy.actor(stacked)(observations, noise, ())[0], actions)
     torch.testing.assert_close(policy.log_prob(observations, actions, stacked), wide.log_prob(inputs, actions))
     assert torch.equal(policy(observations).mean, policy.inner(observations).mean), "the context begins with zero"
 

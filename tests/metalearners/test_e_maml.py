@@ -35,17 +35,16 @@ def updated(rewards: str, scale: float) -> tuple[Tensor, EMAML]:
     return torch.cat([param.detach().flatten() for param in learner.policy.parameters()]) - before, learner
 
 
-@pytest.mark.parametrize("scale", [2.0**40, 2.0**-40, 1e20, 1e-20])
+@pytest.mark.parametrize("scale", [1e20, 1e-20])
 def test_unit_of_rewards_has_no_influence_on_meta_updates(scale: float) -> None:
     (wanted, plain), (found, learner) = updated("random", 1.0), updated("random", scale)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-8)
     # A step of Adam hardly depends on the size of gradients; its averages do.
-    for mine, theirs in zip(learner.optimizer.state.values(), plain.optimizer.state.values(), strict=True):
-        for name in ("exp_avg", "exp_avg_sq"):
-            torch.testing.assert_close(mine[name], theirs[name], rtol=1e-5, atol=1e-8)
+    found, wanted = (list(each.optimizer.state.values()) for each in (learner, plain))
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.1, 1e20])
+@pytest.mark.parametrize("scale", [0.1, 1e20])
 def test_equal_rewards_move_nothing(scale: float) -> None:
     moved, learner = updated("equal", scale)
     assert not moved.any()

@@ -1,5 +1,6 @@
 """The guarantees of every registered algorithm: runs repeat, resume, and can be tested and adapted."""
 
+import copy
 import gc
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 from gymnasium.wrappers import TransformAction
 
+from maml_rl.adaptation import AdaptationRule
 from maml_rl.config import load_config
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experiment.build import make_experiment
@@ -22,6 +24,7 @@ from tests.metalearners.small_algorithms import OF_CONTEXTS, OF_HISTORIES, OF_TR
 from tests.small_runs import assert_same_run, train_until, untimed
 
 pytestmark = pytest.mark.usefixtures("forked_workers", "histories")
+GOAL = {"goal": [0.3, -0.2]}
 
 
 @pytest.fixture(scope="module")
@@ -84,13 +87,6 @@ def test_networks_without_hidden_layers_are_learned(algorithm: str, tmp_path: Pa
     assert len(untimed(tmp_path / "run")) == 1
 
 
-def test_policy_has_moved(run: tuple[str, Path]) -> None:
-    algorithm, folder = run
-    initial = make_experiment(small(algorithm)).policy.state_dict()
-    trained = load_policy(folder).state_dict()
-    assert any(not torch.equal(initial[name], tensor) for name, tensor in trained.items())
-
-
 def test_tensors_of_an_iteration_are_freed_without_the_garbage_collector(
     run: tuple[str, Path], tensors_left: dict[str, list[tuple[int, ...]]]
 ) -> None:
@@ -99,14 +95,7 @@ def test_tensors_of_an_iteration_are_freed_without_the_garbage_collector(
 
 
 @pytest.mark.timeout(60)
-def test_run_interrupted_and_resumed_in_workers_is_bit_identical(run: tuple[str, Path], tmp_path: Path) -> None:
-    algorithm, folder = run
-    train_until(0, small(algorithm, checkpoint_every=1), tmp_path / "run")
-    train(small(algorithm), tmp_path / "run", num_workers=2, resume=True)
-    assert_same_run(tmp_path / "run", folder)
-
-
-def test_runs_of_one_seed_are_equal_and_do_not_use_torchs_global_generator(
+def test_run_resumed_in_workers_is_bit_identical_whatever_torchs_generator_holds(
     run: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     algorithm, folder = run
@@ -116,7 +105,8 @@ def test_runs_of_one_seed_are_equal_and_do_not_use_torchs_global_generator(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         before = torch.get_rng_state()
-        train(small(algorithm), tmp_path / "run", num_workers=0)
+        train_until(0, small(algorithm, checkpoint_every=1), tmp_path / "run")
+        train(small(algorithm), tmp_path / "run", num_workers=2, resume=True)
         assert torch.equal(torch.get_rng_state(), before)
     assert_same_run(tmp_path / "run", folder)
 
@@ -141,6 +131,8 @@ def test_saved_run_is_evaluated_with_the_rule_that_it_was_trained_with(run: tupl
     experiment.restore("latest", folder)
     evaluation = evaluate(experiment, tasks=2, num_steps=2, num_workers=0)
     policy = load_policy(folder)
+    initial = make_experiment(small(algorithm)).policy.state_dict()
+    assert any(not torch.equal(initial[name], tensor) for name, tensor in policy.state_dict().items()), "it has moved"
     if algorithm in OF_HISTORIES:
         assert evaluation.returns.shape == (2, 1, 1)
         adapted = adapt_to_task(policy, "Bandit-K5-v0", {"mean": [0.1, 0.2, 0.3, 0.4, 0.5]})
@@ -149,21 +141,26 @@ def test_saved_run_is_evaluated_with_the_rule_that_it_was_trained_with(run: tupl
     if algorithm in OF_TRIALS:
         # Four episodes of one trial.
         assert evaluation.returns.shape == (2, 4, 1)
-        goal, refused = {"goal": [0.3, -0.2]}, f"'{algorithm}' does not adapt by gradient steps; leave out rule and"
+        refused = f"'{algorithm}' does not adapt by gradient steps; leave out rule and"
         with pytest.raises(ConfigError, match=refused):
-            adapt_to_task(policy, "2DNavigation-v0", goal, step_size=0.1)
-        adapted = adapt_to_task(policy, "2DNavigation-v0", goal)
+            adapt_to_task(policy, "2DNavigation-v0", GOAL, step_size=0.1)
+        adapted = adapt_to_task(policy, "2DNavigation-v0", GOAL)
         assert all(torch.equal(x, adapted.inner.get_parameter(name)) for name, x in policy.named_parameters())
         assert not torch.equal(adapted.initial_memory(1)[0], policy.initial_memory(1)[0])
         return
     assert evaluation.returns.shape == (2, 3, 4)
     if algorithm in OF_CONTEXTS:
-        adapted = adapt_to_task(policy, "2DNavigation-v0", {"goal": [0.3, -0.2]})
-        changed = {name for name, x in policy.named_parameters() if not torch.equal(x, adapted.get_parameter(name))}
+        before = copy.deepcopy(policy.state_dict())
+        adapted, again = (adapt_to_task(policy, "2DNavigation-v0", GOAL, 2, seed=3) for _ in range(2))
+        changed = {name for name, x in adapted.state_dict().items() if not torch.equal(x, before[name])}
         assert changed == {"context"}
+        assert torch.equal(adapted.context, again.context)
+        assert all(torch.equal(x, before[name]) for name, x in policy.state_dict().items())
+        with pytest.raises(ConfigError, match="does not adapt by gradient steps; leave out rule"):
+            adapt_to_task(policy, "2DNavigation-v0", GOAL, rule=AdaptationRule(0.1))
         return
     assert policy.origin.rule.name() == make_experiment(small(algorithm)).metalearner.rule.name()
-    adapted = adapt_to_task(policy, "2DNavigation-v0", {"goal": [0.3, -0.2]}).state_dict()
+    adapted = adapt_to_task(policy, "2DNavigation-v0", GOAL).state_dict()
     changed = {name for name, tensor in policy.state_dict().items() if not torch.equal(tensor, adapted[name])}
     names = policy.origin.rule.parameters
     assert changed

@@ -65,13 +65,14 @@ def config_for(algorithm: str, key: str) -> Config:
 
 
 def digest_of(config: Config) -> str:
-    """Return a digest of policy and learner after two updates, and of the returns of a test."""
+    """Return a digest of policy and learner after an update, and of the returns of a test."""
     experiment = make_experiment(config)
     learner = experiment.metalearner
     experiment.open_data()
     if learner.samples:
+        # Replays need two batches before the first update.
         with make_sampler(experiment, num_workers=0) as sampler:
-            for number in range(2):
+            for number in range(2 if learner.experience else 1):
                 learner.learn(learner.collect(sampler, sampler.sample_tasks(config.meta_batch_size)), number)
     else:
         learner.learn(learner.store_of(()), 0)
@@ -120,8 +121,9 @@ def test_every_general_setting_that_a_learner_uses_changes_what_is_computed(algo
             )
         if base.env_name not in before:
             before[base.env_name] = digest_of(base)
-            assert digest_of(base) == before[base.env_name], "the computation is reproducible"
         assert digest_of(changed) != before[base.env_name], f"{algorithm} ignores {key}"
+    config = config_for(algorithm, "gamma")
+    assert digest_of(config) == before[config.env_name], "the computation is reproducible"
 
 
 def message_of(**values: Any) -> str:

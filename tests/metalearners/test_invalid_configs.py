@@ -46,11 +46,8 @@ def settings(**values: Any) -> dict[str, Any]:
     ("algorithm", "values", "message"),
     [
         ("rl2", {"slots-per-task": 4}, "'slots-per-task' in .*: the episodes of a trial follow each other in one slot"),
-        *(
-            (algorithm, {"observe-last": False}, f"'algorithm' in .*: {algorithm} learns from the last action")
-            for algorithm in ("rl2", "rsac", "ad")
-        ),
-        ("rl2", {"method": "oracle"}, "'method' in .*: rl2 adapts without gradient steps"),
+        ("rl2", {"observe-last": False}, "'algorithm' in .*: rl2 learns from the last action and reward; add"),
+        ("ad", {"observe-last": False}, "ad learns from the last action"),
         ("pearl", {"method": "pretrain"}, "'method' in .*: pearl adapts without gradient steps"),
         (
             *("rl2", {"num-batches": 3} | settings(anneal_over=2)),
@@ -66,7 +63,6 @@ def settings(**values: Any) -> dict[str, Any]:
             "no transformer of these sizes: hidden_size must be a multiple of twice num_heads, 8, got 12",
         ),
         ("varibad", settings(cell="transformer", encoder_size=12), "'algorithm-settings' in .*no transformer of these"),
-        ("rsac", settings(cell="transformer", hidden_size=20), "'algorithm-settings' in .*no transformer of these"),
         ("ad", {"observe-last": True} | settings(hidden_size=10, num_heads=4), "no transformer of these sizes"),
         (
             "rl2",
@@ -74,7 +70,6 @@ def settings(**values: Any) -> dict[str, Any]:
             "'env-name' in .*: only vectors are normalized, and the observations are",
         ),
         ("maml-trpo", {"memory": "gru", "hidden-sizes": [4, 4]}, "'hidden-sizes'.*with a memory has one layer"),
-        ("maml-trpo", {"memory": "elman"}, "'memory'"),
         # The policy.
         ("maml-trpo", {"policy": "Silent"}, "Silent, which has a memory, does not say how .* unroll"),
         ("rl2", {"policy": "plain"}, "'policy' in .*: rl2 trains a policy with a memory"),

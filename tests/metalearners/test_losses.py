@@ -77,28 +77,16 @@ Floats = NDArray[np.float64]
 FAST_LR = 0.5
 
 
-def in_the_bowl(mean: Floats, log_std: Floats, goals: Floats, noise: Floats, scale: float = 1.0) -> TaskEpisodes:
-    """Return episodes (M, 1, B) of policies with means and deviations (M, 2), with advantages."""
-    dtype = torch.get_default_dtype()
-    actions = mean[:, None] + np.exp(log_std)[:, None] * noise
-    rewards = -scale * np.square(actions - goals[:, None]).sum(-1)
+def in_the_bowl(log_std: float, goals: Floats, noise: Floats) -> TaskEpisodes:
+    """Return episodes (M, 1, B) of a policy with mean 0, with advantages."""
+    actions = np.exp(log_std) * noise[:, None]
+    rewards = -np.square(actions - goals[:, None, None]).sum(-1)
     lengths = torch.ones(noise.shape[:2], dtype=torch.long)
     seen = torch.ones(*noise.shape[:2], 1)
-    episodes = TaskEpisodes(
-        seen[:, None],
-        torch.from_numpy(actions).to(dtype)[:, None],
-        torch.from_numpy(rewards)[:, None],
-        lengths,
-        lengths > 1,
-        lengths > 0,
-        seen,
-    )
+    given = seen[:, None], torch.from_numpy(actions).float(), rewards, lengths, lengths > 1, lengths > 0, seen
+    episodes = TaskEpisodes(*given)
     episodes.compute_advantages(None, gamma=1.0)
     return episodes
-
-
-def moments(params: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    return params["mu.weight"][..., 0] + params["mu.bias"], params["sigma"]
 
 
 def return_of(mean: Any, std: Any, goals: Any) -> Any:
@@ -119,16 +107,15 @@ def exact_slope(goals: Floats, noise: Floats, log_std: float) -> float:
     return (after(log_std + 1e-4) - after(log_std - 1e-4)) / 2e-4
 
 
-@pytest.mark.parametrize("std", [0.3, 0.4, 0.5])
 @pytest.mark.parametrize(
     ("constant", "differentiated"),
     [(likelihood_ratio, likelihood_ratio_and_divisor), (dice, dice_and_divisor)],
     ids=["ratio", "dice"],
 )
 def test_divisor_differentiated_gives_slopes_near_the_truth_constant_the_wrong_sign(
-    constant: InnerLoss, differentiated: InnerLoss, std: float
+    constant: InnerLoss, differentiated: InnerLoss
 ) -> None:
-    rng = np.random.default_rng(0)
+    rng, std = np.random.default_rng(0), 0.4
     goals, noise = rng.standard_normal((1000, 2)), rng.standard_normal((1000, 200, 2))
     log_std = float(np.log(std))
 
@@ -136,9 +123,9 @@ def test_divisor_differentiated_gives_slopes_near_the_truth_constant_the_wrong_s
         policy = NormalMLPPolicy(1, 2, init_std=std)
         with torch.no_grad():
             policy.get_parameter("mu.weight").zero_()
-        episodes = in_the_bowl(np.zeros_like(goals), np.full_like(goals, log_std), goals, noise)
-        mean, log_stds = moments(adapt(policy, episodes, rule=AdaptationRule(FAST_LR, inner_loss=loss)))
-        return_of(mean, log_stds.exp(), torch.from_numpy(goals)).backward()
+        adapted = adapt(policy, in_the_bowl(log_std, goals, noise), rule=AdaptationRule(FAST_LR, inner_loss=loss))
+        mean = adapted["mu.weight"][..., 0] + adapted["mu.bias"]
+        return_of(mean, adapted["sigma"].exp(), torch.from_numpy(goals)).backward()
         gradient = policy.get_parameter("sigma").grad
         assert gradient is not None
         return float(gradient.sum())

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from maml_rl.adaptation import adapt_steps
 from maml_rl.derivatives import PhaseOutcome
-from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import NonFiniteError
 from maml_rl.metalearners import MAMLTRPO
 from maml_rl.metalearners.losses import surrogate
@@ -35,9 +34,10 @@ def snapshot(policy: Policy) -> bytes:
     return b"".join(param.detach().numpy().tobytes() for param in policy.parameters())
 
 
-@pytest.mark.parametrize("first_order", [False, True], ids=["second_order", "first_order"])
-@pytest.mark.parametrize("num_steps", [0, 1, 2])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "num_steps", "first_order"),
+    [("normal", 0, False), ("categorical", 2, False), ("normal", 2, True), ("categorical", 1, True)],
+)
 def test_step_agrees_with_the_double_backward_version(kind: str, num_steps: int, first_order: bool) -> None:
     policy, train, valid = make_problem(kind, num_steps, LENGTHS)
     other, _, _ = make_problem(kind, num_steps, LENGTHS)
@@ -61,15 +61,6 @@ def test_rejected_step_leaves_the_parameters_bit_identical() -> None:
     assert logs["grad_norm"] > 0.0
     assert (logs["accepted"], logs["line_search_steps"]) == (False, SETTINGS["ls_max_steps"])
     assert (logs["kl"], logs["loss/after"]) == (0.0, logs["loss/before"])
-    assert snapshot(policy) == before
-
-
-def test_step_without_a_gradient_changes_nothing() -> None:
-    policy, train, valid = make_problem("normal", 1, LENGTHS)
-    before = snapshot(policy)
-    valid.advantages = torch.zeros_like(valid.advantages)
-    logs = MAMLTRPO(policy, 0.1).step(train, valid, **SETTINGS)
-    assert (logs["accepted"], logs["grad_norm"], logs["kl"]) == (False, 0.0, 0.0)
     assert snapshot(policy) == before
 
 
@@ -123,8 +114,8 @@ def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: 
             MAMLTRPO(policy, curvature_fraction=fraction)
 
 
-@pytest.mark.parametrize("values", [{}, {"max_kl": 2e-3, "cg_damping": 0.3, "ls_backtrack_ratio": 0.4}])
-def test_step_uses_the_settings_except_for_given_arguments(values: dict[str, float]) -> None:
+def test_step_uses_the_settings_except_for_given_arguments() -> None:
+    values = {"max_kl": 2e-3, "cg_damping": 0.3, "ls_backtrack_ratio": 0.4}
     settings = MAMLTRPO.Settings(**values)
     moved = []
     for batch, overridden in ((True, {}), (False, {}), (True, {"max_kl": 1e-4}), (False, {"max_kl": 1e-4})):
@@ -139,11 +130,6 @@ def test_step_uses_the_settings_except_for_given_arguments(values: dict[str, flo
     assert by_settings == by_step
     assert by_other_settings == by_argument
     assert by_argument != by_step
-
-
-def drop_advantages(episodes: TaskEpisodes) -> TaskEpisodes:
-    episodes.advantages = None  # type: ignore[assignment]
-    return episodes
 
 
 def other_loss(outcome: PhaseOutcome) -> torch.Tensor:
@@ -167,23 +153,15 @@ def test_episodes_that_do_not_fit_are_refused() -> None:
     train[0].rule = "reinforce"
     with pytest.raises(ValueError, match=r"were sampled for the inner loss reinforce, but .* other_loss"):
         MAMLTRPO(policy, 0.1, inner_loss=other_loss).step(train, valid)
-    with pytest.raises(ValueError, match="valid_episodes without advantages; call compute_advantages"):
-        MAMLTRPO(policy, 0.1).step(train, drop_advantages(valid))
-    with pytest.raises(ValueError, match=r"train_episodes\[0\] without advantages"):
-        MAMLTRPO(policy, 0.1).step([drop_advantages(train[0]), train[1]], valid)
+    for episodes, name in ((valid, "valid_episodes"), (train[0], r"train_episodes\[0\]")):
+        episodes.advantages = None  # type: ignore[assignment]
+        with pytest.raises(ValueError, match=f"{name} without advantages; call compute_advantages"):
+            MAMLTRPO(policy, 0.1).step(train, valid)
 
 
 @pytest.mark.slow
 def test_update_runs_on_the_given_device_and_leaves_episodes_and_policy_on_theirs() -> None:
     policy, train, valid = make_problem("normal", 1, LENGTHS)
-    devices = []
-
-    def inner_loss(outcome: PhaseOutcome) -> torch.Tensor:
-        devices.append(outcome.log_probs.device)
-        return -(outcome.log_probs * outcome.samples.advantages * outcome.samples.mask).sum((1, 2))
-
-    MAMLTRPO(policy, 0.1, device=torch.device("cpu"), inner_loss=inner_loss).step(train, valid)
-    assert set(devices) == {torch.device("cpu")}
     # The meta device holds no numbers: an update that really runs on it cannot return a loss.
     with pytest.raises((RuntimeError, NotImplementedError)):
         MAMLTRPO(policy, 0.1, device="meta").step(train, valid)
@@ -201,9 +179,8 @@ def test_step_on_cuda_agrees_with_the_cpu(kind: str) -> None:
     assert logs == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("num_steps", [1, 2])
-def test_adaptation_of_one_task_is_a_row_of_the_batch_and_differentiable(num_steps: int) -> None:
-    policy, train, _ = make_problem("normal", num_steps)
+def test_adaptation_of_one_task_is_a_row_of_the_batch_and_differentiable() -> None:
+    policy, train, _ = make_problem("normal", 2)
     learner = MAMLTRPO(policy, fast_lr=0.1)
     expected = adapt_steps(policy, train, rule=0.1)
     for name, value in learner.adapt(train).items():
@@ -213,7 +190,7 @@ def test_adaptation_of_one_task_is_a_row_of_the_batch_and_differentiable(num_ste
         torch.testing.assert_close(value, expected[name][1])
     second, first = (
         torch.autograd.grad(
-            sum(value.sum() for value in learner.adapt([train[0][1]] * num_steps, first_order=first_order).values()),
+            sum(value.sum() for value in learner.adapt([train[0][1]] * 2, first_order=first_order).values()),
             policy.layer1.weight,
         )[0]
         for first_order in (False, True)
@@ -238,8 +215,7 @@ def test_conjugate_gradient_agrees_with_the_direct_solver(size: int, seed: int) 
     assert curvature == pytest.approx(float(expected @ matrix @ expected), rel=1e-8)
 
 
-@pytest.mark.parametrize("iterations", [1, 3, 7])
-def test_curvature_is_that_of_the_unfinished_solution(iterations: int) -> None:
+def test_curvature_is_that_of_the_unfinished_solution() -> None:
     matrix, b = positive_definite(40, 1)
     products = []
 
@@ -247,32 +223,25 @@ def test_curvature_is_that_of_the_unfinished_solution(iterations: int) -> None:
         products.append(matrix @ vector)
         return products[-1]
 
-    x, curvature = conjugate_gradient(product, b, iterations=iterations)
-    assert len(products) == iterations
+    x, curvature = conjugate_gradient(product, b, iterations=3)
+    assert len(products) == 3
     assert curvature == pytest.approx(float(x @ matrix @ x), rel=1e-10)
     # The best point of the Krylov space: no multiple of it is better.
     assert float(x @ (b - matrix @ x)) == pytest.approx(0.0, abs=1e-10)
 
 
-def test_zero_right_hand_side_needs_no_product() -> None:
-    def product(vector: torch.Tensor) -> torch.Tensor:
-        raise AssertionError("not needed")
-
-    x, curvature = conjugate_gradient(product, torch.zeros(3, dtype=torch.float64), iterations=5)
-    assert x.tolist() == [0.0, 0.0, 0.0]
-    assert curvature == 0.0
-
-
-def test_matrix_without_curvature_ends_the_search_instead_of_dividing_by_zero() -> None:
+@pytest.mark.parametrize(("right", "num_products"), [(torch.zeros, 0), (torch.ones, 1)], ids=["zeros", "ones"])
+def test_search_ends_where_nothing_is_left_or_the_matrix_has_no_curvature(right: Any, num_products: int) -> None:
     products = []
 
     def product(vector: torch.Tensor) -> torch.Tensor:
         products.append(torch.zeros_like(vector))
         return products[-1]
 
-    x, _ = conjugate_gradient(product, torch.ones(3, dtype=torch.float64), iterations=5)
-    assert len(products) == 1
+    x, curvature = conjugate_gradient(product, right(3, dtype=torch.float64), iterations=5)
+    assert len(products) == num_products
     assert x.tolist() == [0.0, 0.0, 0.0]
+    assert curvature == 0.0
 
 
 def test_line_search_takes_the_first_fraction_that_improves_within_the_bound() -> None:
@@ -303,9 +272,5 @@ def test_longest_step_is_a_newton_step_as_long_as_the_quadratic_model_allows() -
     newton = -torch.linalg.solve(damped, gradient)
     torch.testing.assert_close(step / step.norm(), newton / newton.norm())
     assert float(step @ damped @ step) / 2.0 == pytest.approx(0.02)
-
-
-def test_longest_step_is_zero_where_the_curvature_is_not_positive() -> None:
-    gradient = torch.ones(3, dtype=torch.float64)
-    step = longest_step(lambda v: -v, gradient, iterations=4, damping=0.0, max_kl=0.02)
-    assert step.count_nonzero() == 0
+    # Where the curvature is not positive.
+    assert not longest_step(lambda v: -v, gradient, iterations=4, damping=0.0, max_kl=0.02).any()

@@ -1,6 +1,7 @@
 """The meta-objective: its gradient and curvature against finite differences and the straightforward version."""
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -16,12 +17,11 @@ from maml_rl.metalearners.losses import likelihood_ratio, likelihood_ratio_and_d
 from maml_rl.metalearners.meta_objective import MetaObjective
 from maml_rl.policies import MLPPolicy, Policy
 from tests.metalearners.reference_update import ReferenceUpdate
-from tests.synthetic import KINDS, direction, make_problem
+from tests.synthetic import direction, make_problem
 
 STEP_SIZES = (0.3, 0.2, 0.25)
 RAGGED = ((5, 2), (1, 3), (4, 4))
 FULL = ((5, 5), (5, 5), (5, 5))
-ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
 WAYS = pytest.mark.parametrize("automatic", [False, True], ids=["by_hand", "automatic"])
 
 
@@ -58,14 +58,9 @@ def linearized(
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 3])
-@ALL_KINDS
-@pytest.mark.parametrize(
-    ("nonlinearity", "automatic"), [("tanh", False), ("relu", False), ("tanh", True)], ids=["tanh", "relu", "automatic"]
-)
-def test_everything_agrees_with_the_double_backward_version(
-    kind: str, num_steps: int, nonlinearity: str, automatic: bool
-) -> None:
-    policy, train, valid = make_problem(kind, num_steps, RAGGED, nonlinearity=nonlinearity)
+@pytest.mark.parametrize(("kind", "automatic"), [("normal", False), ("categorical", False), ("normal", True)])
+def test_everything_agrees_with_the_double_backward_version(kind: str, num_steps: int, automatic: bool) -> None:
+    policy, train, valid = make_problem(kind, num_steps, RAGGED)
     expected_loss, expected_gradient, product = ReferenceUpdate(
         policy, train, valid, STEP_SIZES[:num_steps]
     ).gradient_and_product()
@@ -153,13 +148,12 @@ def some(episodes: TaskEpisodes, columns: list[int]) -> TaskEpisodes:
 def test_ratio_is_relative_to_the_recorded_log_probabilities() -> None:
     policy, train, valid = make_problem("normal", 1, RAGGED)
     plain, _, _ = linearized(policy, train, valid)
-    # The recorded log-probabilities are lower by 0.5, so the ratio is larger by exp(0.5).
-    distribution = ReferenceUpdate(policy, train, valid, STEP_SIZES[:1])
-    distribution.loss_and_kl()
-    assert distribution.old_log_probs is not None
-    valid.log_probs = distribution.old_log_probs - 0.5
+    reference = ReferenceUpdate(policy, train, valid, STEP_SIZES[:1])
+    reference.loss_and_kl()
+    assert reference.old_log_probs is not None
+    valid.log_probs = reference.old_log_probs - 0.5
     recorded, _, _ = linearized(policy, train, valid)
-    assert recorded == pytest.approx(plain * 1.6487212707001282, rel=1e-12)
+    assert recorded == pytest.approx(plain * math.exp(0.5), rel=1e-12)
 
 
 def test_tasks_with_numbers_that_are_not_finite_are_named() -> None:
@@ -170,11 +164,10 @@ def test_tasks_with_numbers_that_are_not_finite_are_named() -> None:
 
 
 @WAYS
-@ALL_KINDS
 @pytest.mark.parametrize(
-    ("tasks_per_chunk", "inner_loss"),
-    [(None, likelihood_ratio), (1, likelihood_ratio), (None, likelihood_ratio_and_divisor)],
-    ids=["all", "one", "with the divisor"],
+    ("kind", "tasks_per_chunk", "inner_loss"),
+    [("normal", None, likelihood_ratio), ("categorical", 1, likelihood_ratio_and_divisor)],
+    ids=["all", "one with the divisor"],
 )
 def test_ratio_of_the_inner_loss_is_relative_to_the_old_policy_at_any_parameters(
     kind: str, automatic: bool, tasks_per_chunk: int | None, inner_loss: InnerLoss

@@ -12,7 +12,6 @@ from maml_rl.adaptation import AdaptationRule, adapt, reinforce
 from maml_rl.config import Config
 from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.derivatives import PhaseOutcome
-from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
@@ -23,9 +22,10 @@ from maml_rl.metalearners import MAMLTRPO, EpisodeStore, MetaLearner, find_metal
 from maml_rl.metalearners.losses import dice_and_divisor, likelihood_ratio, likelihood_ratio_and_divisor
 from maml_rl.metalearners.registry import algorithm_of
 from maml_rl.policies import Policy
-from maml_rl.samplers import MultiTaskSampler
 from tests.small_runs import config_of as config_of_run
 from tests.synthetic import make_policy
+
+SHIFT = "tests.metalearners.test_metalearner:Shift"
 
 
 class Shift(MetaLearner):
@@ -71,9 +71,14 @@ def message_of(text: str, **overrides: Any) -> str:
     return str(caught.value)
 
 
-def test_algorithm_is_found_by_name_and_by_module_and_class() -> None:
+def test_algorithm_is_found_by_its_name_which_is_taken_once_and_by_module_and_class() -> None:
     assert find_metalearner("maml-trpo") is MAMLTRPO
-    assert find_metalearner("tests.metalearners.test_metalearner:Shift").__qualname__ == "Shift"
+    assert find_metalearner(SHIFT).__qualname__ == "Shift"
+    register("maml-trpo", MAMLTRPO)
+    with pytest.raises(ValueError, match="the name 'maml-trpo' is taken"):
+        register("maml-trpo", Shift)
+    with pytest.raises(ValueError, match="must not contain a colon"):
+        register("a:b", Shift)
 
 
 @pytest.mark.parametrize(
@@ -94,14 +99,6 @@ def test_unknown_algorithm_is_refused_in_one_line(name: str, message: str) -> No
     assert message in found
 
 
-def test_name_of_an_algorithm_can_be_registered_only_once() -> None:
-    register("maml-trpo", MAMLTRPO)
-    with pytest.raises(ValueError, match="the name 'maml-trpo' is taken"):
-        register("maml-trpo", Shift)
-    with pytest.raises(ValueError, match="must not contain a colon"):
-        register("a:b", Shift)
-
-
 def test_settings_in_the_section_and_at_the_top_level_are_equivalent() -> None:
     _, nested, one = algorithm_of(config_of("algorithm-settings:\n  max-kl: 0.5\n  first-order: true\n"))
     _, flat, other = algorithm_of(config_of("max-kl: 0.5\nfirst-order: true\n"))
@@ -116,8 +113,6 @@ def test_settings_in_the_section_and_at_the_top_level_are_equivalent() -> None:
     ("text", "message"),
     [
         ("max-kl: 0\n", "'max-kl' in x.yaml, line 2: expected more than 0.0, got 0 (trust region"),
-        ("ls-backtrack-ratio: 1.0\n", "'ls-backtrack-ratio' in x.yaml, line 2: expected less than 1.0, got 1.0"),
-        ("gamma: 0.9\nfirst-order: 1\n", "'first-order' in x.yaml, line 3: expected true or false, got 1"),
         ("algorithm-settings:\n  cg-iters: ten\n", "'cg-iters' in x.yaml, line 3: expected an integer, got 'ten'"),
         ("algorithm-settings:\n  cg-iter: 5\n", "unknown key 'cg-iter' in x.yaml, line 3; did you mean 'cg-iters'?"),
         (
@@ -125,7 +120,7 @@ def test_settings_in_the_section_and_at_the_top_level_are_equivalent() -> None:
             "two values for 'max-kl' in x.yaml, line 2; keep the one below 'algorithm-settings'",
         ),
         (
-            "algorithm: tests.metalearners.test_metalearner:Shift\nmax-kl: 0.1\n",
+            f"algorithm: {SHIFT}\nmax-kl: 0.1\n",
             "unknown key 'max-kl' in x.yaml, line 3; it is a setting of maml-trpo, and the algorithm is tests.",
         ),
         (
@@ -150,7 +145,7 @@ def test_settings_of_the_command_line_are_merged_and_errors_name_it() -> None:
 
 
 def test_another_algorithm_of_the_command_line_starts_with_its_own_defaults() -> None:
-    config = config_of("max-kl: 0.5\n").override({"algorithm": "tests.metalearners.test_metalearner:Shift"})
+    config = config_of("max-kl: 0.5\n").override({"algorithm": SHIFT})
     assert config.algorithm_settings == {}
     assert config_of("max-kl: 0.5\n").override({"algorithm": "maml-trpo"}).algorithm_settings == {"max-kl": 0.5}
 
@@ -177,9 +172,7 @@ def test_optimizers_restored_from_tensors_and_json_continue_bit_identically() ->
     with pytest.raises(ValueError, match="the state of the optimizer 'critic' is for 2 parameters, and there are 1"):
         resumed.load_state_dict({**state, "optimizer.critic.7.step": torch.zeros(())})
     for forged in (5, [], [5], [{"params": 1.0}], [{"lr": "x"}], [{"lr": 1.0}] * 2):
-        with pytest.raises(
-            ValueError, match="the optimizer 'slow' has other numbers than its 1 groups of parameters: "
-        ):
+        with pytest.raises(ValueError, match="optimizer 'slow' has other numbers than its 1 groups of parameters: "):
             resumed.load_state_dict({**state, "optimizer.slow.groups": forged})
 
 
@@ -205,25 +198,14 @@ def test_inner_loss_of_the_metalearner_is_that_of_the_sampler() -> None:
         batch = learner.collect(sampler, tasks)
         (train,), valid = batch.train_episodes, batch.valid_episodes
         adapted = adapt(experiment.policy, train, step_size=0.1, inner_loss=exponential)
-        torch.testing.assert_close(valid.observations, _second_phase(sampler, tasks, adapted).observations)
+        sampler.seek(sampler.iteration)
+        sampler.rollout(tasks)
+        torch.testing.assert_close(valid.observations, sampler.rollout(tasks, adapted).observations)
         learner.update(batch)
-        plain, after = sampler.sample(tasks, num_steps=1, fast_lr=0.1)
-        with pytest.raises(ValueError, match=r"sampled for the inner loss reinforce, .* adapts with exponential"):
-            learner.step(plain, after)
+        name, *_ = dict(experiment.policy.named_parameters())
+        (of_some,), after = sampler.sample(tasks, rule=AdaptationRule(0.1, parameters=[name]))
         with pytest.raises(ValueError, match=r"sampled for the inner loss reinforce on"):
-            MAMLTRPO(experiment.policy, 0.1).step(
-                sampler.sample(tasks, rule=AdaptationRule(0.1, parameters=[_first_name(experiment.policy)]))[0], valid
-            )
-
-
-def _second_phase(sampler: MultiTaskSampler, tasks: Any, params: Any) -> TaskEpisodes:
-    sampler.seek(sampler.iteration)
-    sampler.rollout(tasks)
-    return sampler.rollout(tasks, params)
-
-
-def _first_name(policy: Policy) -> str:
-    return next(iter(dict(policy.named_parameters())))
+            MAMLTRPO(experiment.policy, 0.1).step([of_some], after)
 
 
 def test_sampler_gives_the_adapted_parameters_that_it_would_sample_with() -> None:
@@ -240,7 +222,7 @@ def test_sampler_gives_the_adapted_parameters_that_it_would_sample_with() -> Non
 
 
 def test_learner_without_inner_steps_has_one_phase_and_recorded_log_probabilities(tmp_path: Path) -> None:
-    config = small_config(algorithm="tests.metalearners.test_metalearner:Rememberer")
+    config = small_config(algorithm=f"{__name__}:Rememberer")
     experiment = make_experiment(config)
     with make_sampler(experiment, num_workers=0) as sampler:
         batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(3))
@@ -249,7 +231,7 @@ def test_learner_without_inner_steps_has_one_phase_and_recorded_log_probabilitie
     train(config, tmp_path, num_workers=0)
     evaluation = evaluate(experiment, tasks=2, num_workers=0)
     assert (evaluation.returns.shape, evaluation.step_sizes) == ((2, 1, 4), ())
-    with pytest.raises(ConfigError, match="does not adapt by gradient steps"):
+    with pytest.raises(ConfigError, match="does not adapt by gradient steps, nor in another way; let it act with"):
         adapt_to_task(load_policy(tmp_path), "2DNavigation-v0", {"goal": np.zeros(2, np.float32)})
 
 

@@ -138,20 +138,21 @@ def make_learner(policy: Policy, **settings: Any) -> RL2:
     return RL2(policy, None, settings=RL2.Settings.model_validate(keys), plan=PLAN)
 
 
-@pytest.mark.parametrize(
-    ("value", "value_lambda"), [("head", None), ("network", None), ("head", 1.0), ("head", 0.2), ("two-hot", None)]
-)
+def assert_close(one: GRUPolicy, other: GRUPolicy) -> None:
+    torch.testing.assert_close(dict(one.named_parameters()), dict(other.named_parameters()), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("value", "value_lambda"), [("network", None), ("head", 0.2), ("two-hot", None)])
 def test_update_agrees_with_plain_loops_over_trials(value: Any, value_lambda: float | None) -> None:
     mine, plain, episodes = make_policy(value=value), make_policy(value=value), make_episodes(EPISODES)
     metrics = update(make_learner(mine, value_lambda=value_lambda), [episodes])
     reference_update(plain, episodes, epochs=3, value_lambda=LAMBDA if value_lambda is None else value_lambda)
-    for name, param in mine.named_parameters():
-        torch.testing.assert_close(param, dict(plain.named_parameters())[name], rtol=1e-6, atol=1e-7)
+    assert_close(mine, plain)
     assert metrics["loss/after"] < metrics["loss/before"]
     assert metrics["kl"] > 0.0
 
 
-@pytest.mark.parametrize("value", ["head", "network", "none"])
+@pytest.mark.parametrize("value", ["network", "none"])
 def test_values_continue_after_the_time_limit_of_a_trial_where_that_is_set(value: Any) -> None:
     policies, episodes = [make_policy(value=value) for _ in range(3)], make_episodes(EPISODES)
     generator = torch.Generator().manual_seed(5)
@@ -169,8 +170,7 @@ def test_values_continue_after_the_time_limit_of_a_trial_where_that_is_set(value
         return
     assert not _same(on, off)
     reference_update(plain, episodes, epochs=3, bootstrap=True)
-    for name, param in on.named_parameters():
-        torch.testing.assert_close(param, dict(plain.named_parameters())[name], rtol=1e-6, atol=1e-7)
+    assert_close(on, plain)
 
 
 def test_prediction_of_rewards_is_trained_with_the_policy() -> None:
@@ -178,8 +178,7 @@ def test_prediction_of_rewards_is_trained_with_the_policy() -> None:
     episodes = make_episodes(EPISODES)
     update(make_learner(mine, reward_prediction_coefficient=0.7), [episodes])
     reference_update(plain, episodes, epochs=3, of_rewards=0.7)
-    for name, param in mine.named_parameters():
-        torch.testing.assert_close(param, dict(plain.named_parameters())[name], rtol=1e-6, atol=1e-7)
+    assert_close(mine, plain)
     untrained = make_policy(predict_rewards=True)
     assert not torch.equal(mine.reward_head.weight, untrained.reward_head.weight)
     errors, rewards = [], []
@@ -220,21 +219,18 @@ def test_step_size_and_entropy_bonus_fall_to_zero() -> None:
     assert _same(annealed, other)
 
 
-def without_rewards(episodes: TaskEpisodes) -> TaskEpisodes:
-    episodes.rewards.zero_()
-    return episodes
-
-
 def test_a_first_batch_without_reward_does_not_set_the_units_of_later_ones() -> None:
     settings: dict[str, Any] = {"reward_prediction_coefficient": 1.0, "num_epochs": 1}
     learner = make_learner(make_policy(predict_rewards=True), **settings)
-    learner.update(learner.store_of([without_rewards(make_episodes(EPISODES))]))
-    metrics = learner.update(learner.store_of([make_episodes(EPISODES, seed=1)]))
+    empty = make_episodes(EPISODES)
+    empty.rewards.zero_()
+    update(learner, [empty])
+    metrics = update(learner, [make_episodes(EPISODES, seed=1)])
     # In units of the returns and of the rewards' variance both losses are of order 1; with fixed units they were 1e5.
     assert abs(metrics["loss/before"]) < 10.0
     assert metrics["explained_rewards"] > -10.0
     # A later batch without reward does not change the units, either.
-    assert abs(learner.update(learner.store_of([without_rewards(make_episodes(EPISODES))]))["loss/before"]) < 10.0
+    assert abs(update(learner, [empty])["loss/before"]) < 10.0
 
 
 def test_units_are_part_of_the_checkpoint_and_those_of_earlier_versions_load() -> None:
@@ -265,11 +261,10 @@ def _same(one: GRUPolicy, other: GRUPolicy) -> bool:
 
 def test_update_does_not_depend_on_how_trials_are_cut_into_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     policies = [make_policy(), make_policy()]
-    update(make_learner(policies[0], num_minibatches=2), [make_episodes(EPISODES)])
-    monkeypatch.setattr(trial_ppo, "_CHUNK", 2)
-    update(make_learner(policies[1], num_minibatches=2), [make_episodes(EPISODES)])
-    for one, other in zip(policies[0].parameters(), policies[1].parameters(), strict=True):
-        torch.testing.assert_close(one, other)
+    for policy in policies:
+        update(make_learner(policy, num_minibatches=2), [make_episodes(EPISODES)])
+        monkeypatch.setattr(trial_ppo, "_CHUNK", 2)
+    assert_close(*policies)
 
 
 class Remembering(nn.Module):
@@ -295,10 +290,10 @@ def test_observations_are_normalized_by_all_batches_before_and_never_within_one(
     learner, other = make_learner(mine.double(), normalize_observations=True), make_learner(plain.double())
     batches = [make_episodes(EPISODES, seed) for seed in range(3)]
     for number, batch in enumerate(batches):
-        learner.update(learner.store_of([batch]))
+        update(learner, [batch])
         if number == 0:
             # The first batch was observed without normalization, and is learned from like that.
-            other.update(other.store_of([batch]))
+            update(other, [batch])
             assert all(torch.equal(x, mine.get_parameter(name)) for name, x in plain.named_parameters())
         seen = torch.cat([observations for each in batches[: number + 1] for observations, _, _ in one_by_one(each)])
         torch.testing.assert_close(mine.observation_mean, seen.mean(0), rtol=1e-9, atol=1e-12)
@@ -309,7 +304,7 @@ def test_observations_are_normalized_by_all_batches_before_and_never_within_one(
             again = make_learner(resumed, normalize_observations=True)
             again.load_state_dict(copy.deepcopy(learner.state_dict()))
             resumed.load_state_dict(mine.state_dict())
-    again.update(again.store_of([batches[2]]))
+    update(again, [batches[2]])
     assert _same(resumed, mine)
     with pytest.raises(TypeError, match="normalize-observations is true, but this GRUPolicy sees observations as they"):
         make_learner(make_policy(), normalize_observations=True)
@@ -320,18 +315,9 @@ def test_modules_of_users_learn_through_their_memory(with_values: bool) -> None:
     with torch.random.fork_rng(devices=[]):
         module = Remembering(with_values)
     before = [param.detach().clone() for param in module.parameters()]
-    episodes = make_episodes(EPISODES)
-    learner = make_learner(as_policy(module, (3,)), value="none")
-    metrics = learner.update(learner.store_of([episodes]))
+    metrics = update(make_learner(as_policy(module, (3,)), value="none"), [make_episodes(EPISODES)])
     assert metrics["loss/after"] < metrics["loss/before"]
     assert all(not torch.equal(one, other) for one, other in zip(before, module.parameters(), strict=True))
-
-
-def test_returns_have_a_column_for_each_episode_of_the_trial() -> None:
-    episodes = make_episodes(EPISODES)
-    learner = make_learner(make_policy())
-    assert torch.equal(learner.returns(learner.store_of([episodes]))[:, :, 0], episodes.rewards.sum(1))
-    assert learner.columns == "episode"
 
 
 def test_policies_that_the_learner_cannot_train_are_refused() -> None:

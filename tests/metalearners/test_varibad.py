@@ -95,7 +95,6 @@ NAVIGATION = {"env-name": "2DNavigation-v0", "env-kwargs": {}, "max-episode-step
 @pytest.mark.parametrize(
     ("settings", "values"),
     [
-        ({"reward-decoder": "cells"}, {}),
         ({"reward-decoder": "cells", "belief-steps": 3}, {}),
         ({"reward-decoder": "network", "state-coefficient": 0.5}, {}),
         ({"reward-decoder": "network", "belief-steps": 2}, NAVIGATION),
