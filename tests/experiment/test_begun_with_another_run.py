@@ -106,7 +106,7 @@ def test_resume_with_fewer_batches_leaves_the_config_as_it_is(tmp_path: Path) ->
 @pytest.mark.parametrize("algorithm", ["maml-ppo", "rl2", "pearl", "ad"])
 def test_last_update_that_leaves_nothing_to_train_is_one_line_and_is_not_saved(algorithm: str, tmp_path: Path) -> None:
     key = "learning-rate"
-    settings: dict[str, Any] = {key: 1e20} | ({"warmup": 0} if algorithm in OF_HISTORIES else {})
+    settings: dict[str, Any] = {key: 3e37} | ({"warmup": 0} if algorithm in OF_HISTORIES else {})
     assert key in {field.alias for field in find_metalearner(algorithm).Settings.model_fields.values()}
     config = small(algorithm).override({"num-batches": 1, "algorithm-settings": settings, "evaluate-every": None})
     if algorithm == "pearl":
@@ -115,9 +115,7 @@ def test_last_update_that_leaves_nothing_to_train_is_one_line_and_is_not_saved(a
     with pytest.raises(NonFiniteError) as caught:
         train(config, tmp_path / "run", num_workers=0)
     assert "\n" not in str(caught.value)
-    # The largest step size ends in the same way, and a larger one is out of range.
-    with pytest.raises(NonFiniteError):
-        train(config.override({"algorithm-settings": {key: 3e37}}), tmp_path / "largest", num_workers=0)
+    # A larger step size is out of range.
     with pytest.raises(ConfigError, match="'learning-rate' in the command line: expected at most 3e\\+37, got 1e\\+38"):
         make_experiment(config.override({"algorithm-settings": {key: 1e38}}))
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["iteration-000000"]

@@ -57,21 +57,15 @@ def test_own_policy_is_initialized_from_the_seed_without_the_global_random_state
     assert not torch.equal(first["body.0.weight"], other["body.0.weight"])
 
 
-@pytest.mark.parametrize(
-    ("policy", "message"),
-    [
-        ("tests.experiment.own_policy:Unfit", "Categorical of Unfit has integer actions"),
-        ("tests.experiment.own_policy:Missing", "Missing"),
-        ("tests.experiment.no_such_module:Policy", "no_such_module"),
-    ],
-)
-def test_own_policy_that_cannot_be_made_is_refused_in_one_line(policy: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
-        make_experiment(config_of(policy=policy))
-    assert str(caught.value).startswith(
-        f"'policy' in x.yaml, line 1: {policy} does not make a policy for 2DNavigation-v0: "
-    )
-    assert "\n" not in str(caught.value)
+def test_own_policy_that_cannot_be_made_is_refused_in_one_line() -> None:
+    for policy, message in (
+        ("tests.experiment.own_policy:Unfit", "the distribution Categorical of Unfit has integer"),
+        ("tests.experiment.no_such_module:Policy", ".*no_such_module"),
+    ):
+        place = f"^'policy' in x.yaml, line 1: {policy} does not make a policy for 2DNavigation-v0: "
+        with pytest.raises(ConfigError, match=place + message) as caught:
+            make_experiment(config_of(policy=policy))
+        assert "\n" not in str(caught.value)
 
 
 OF_SIZES = {

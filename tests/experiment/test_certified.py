@@ -73,14 +73,12 @@ NAVIGATION: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("scale", [1.0, 10.0])
-def test_default_arguments_need_not_be_given_and_a_policy_has_its_unit_of_actions(scale: float) -> None:
-    config = config_of().override(NAVIGATION | {"env-kwargs": {"normalization_scale": scale}})
-    BENCHMARKS["2d-navigation-v1"].check(make_experiment(config), 1)
-
-
-def test_a_check_leaves_no_environment_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment = make_experiment(config_of().override(NAVIGATION | {"max-episode-steps": None}))
+def test_default_arguments_need_not_be_given_and_a_check_leaves_no_environment_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A policy has its own unit of actions.
+    given = {"env-kwargs": {"normalization_scale": 10.0}, "max-episode-steps": None}
+    experiment = make_experiment(config_of().override(NAVIGATION | given))
     made = [experiment.make_env()]
     monkeypatch.setattr(Experiment, "make_env", lambda self: made[0])
     monkeypatch.setattr(certified, "make_vector_env", lambda *given: made.append(make_vector_env(*given)) or made[-1])
@@ -96,7 +94,6 @@ def test_a_check_leaves_no_environment_open(monkeypatch: pytest.MonkeyPatch) -> 
         ({"max-episode-steps": 50}, 1, "of 100 steps, and the policy was trained with 50; train it with --max-"),
         ({"method": "oracle"}, 0, "an oracle observes its task"),
         ({}, 2, "allows 20 episodes before those .* adapt to 40; give --num-steps 1, or --fast-batch-size 10"),
-        ({"fast-batch-size": 30}, 1, "would adapt to 30; give --fast-batch-size 20"),
     ],
 )
 def test_a_policy_of_another_problem_is_refused(values: dict[str, Any], num_steps: int, message: str) -> None:
@@ -172,19 +169,13 @@ def test_a_trial_of_another_package_goes_through_episodes() -> None:
         measure(policy, rules, num_episodes=5)
 
 
-@pytest.mark.parametrize(
-    ("policy", "message"),
-    [
+def test_object_that_is_not_a_policy_and_invalid_actions_are_refused() -> None:
+    for policy, message in (
         (object(), "object has no method reset; a policy has reset"),
         (type("Half", (), {"reset": lambda self, n: None})(), "Half has no method act"),
-    ],
-)
-def test_object_that_is_not_a_policy_is_refused(policy: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        measure(policy, "bandit-k5-n10-v1")
-
-
-def test_invalid_actions_are_named() -> None:
+    ):
+        with pytest.raises(TypeError, match=message):
+            measure(policy, "bandit-k5-n10-v1")
     with pytest.raises(ValueError, match=r"CountsPulls returned actions of the shape \(\d+, 2\); expected \(\d+,\)"):
         measure(CountsPulls(action=np.zeros(2)), "bandit-k5-n10-v1")
     with pytest.raises(ValueError, match="CountsPulls returned actions of the type float64; expected int64"):

@@ -26,52 +26,42 @@ def small_evaluation(**options: Any) -> Evaluation:
     )
 
 
-def test_trials_without_a_repetition_are_refused() -> None:
-    with pytest.raises(ValueError, match="repetitions must be an integer of at least 1, got 0"):
-        evaluate_trials(RandomPolicy(5), "Bandit-K5-v0", 1, 1, repetitions=0)
-
-
-def test_evaluation_leaves_the_policy_as_it_was() -> None:
-    experiment = make_experiment(config_of())
-    before = {name: tensor.clone() for name, tensor in experiment.policy.state_dict().items()}
-    evaluate(experiment, 2, num_steps=1, num_workers=0)
-    for name, tensor in experiment.policy.state_dict().items():
-        assert torch.equal(tensor, before[name])
-
-
 def test_tasks_and_episodes_are_never_those_of_training_with_the_same_seed() -> None:
     experiment = make_experiment(config_of())
-    with make_sampler(experiment, num_workers=0) as sampler:
-        trained = [sampler.sample_tasks(20) for _ in range(20)]
-        sampler.seek(0)
-        episodes = sampler.rollout(trained[0])
-    with make_sampler(experiment, num_workers=0, evaluation=True) as sampler:
-        tested = [sampler.sample_tasks(20) for _ in range(20)]
-        sampler.seek(0)
-        tested_episodes = sampler.rollout(trained[0])
-    seen = {task["goal"].tobytes() for batch in trained for task in batch}
-    assert len(seen) == 400
-    assert not seen & {task["goal"].tobytes() for batch in tested for task in batch}
-    assert not torch.equal(episodes.actions, tested_episodes.actions)
+    goals, actions = [], []
+    for evaluation in (False, True):
+        with make_sampler(experiment, num_workers=0, evaluation=evaluation) as sampler:
+            goals.append({task["goal"].tobytes() for _ in range(20) for task in sampler.sample_tasks(20)})
+            sampler.seek(0)
+            actions.append(sampler.rollout([{"goal": [0.3, -0.2]}]).actions)
+    assert len(goals[0]) == 400
+    assert not goals[0] & goals[1]
+    assert not torch.equal(*actions)
 
 
-def test_adapting_on_a_bandit_raises_the_return() -> None:
+def test_adapting_on_a_bandit_raises_the_return_and_leaves_the_policy_as_it_was() -> None:
     config = config_of(env_name="Bandit-K5-v0", max_episode_steps=None, fast_batch_size=200, fast_lr=2.0)
     experiment = make_experiment(config)
+    policy = {name: tensor.clone() for name, tensor in experiment.policy.state_dict().items()}
     evaluation = evaluate(experiment, tasks=20, num_steps=2, num_workers=0)
+    assert all(torch.equal(tensor, policy[name]) for name, tensor in experiment.policy.state_dict().items())
     before, _, after = evaluation.intervals()[:, 0]
     # An unadapted policy pulls all arms about equally often, for a mean of 1/2; the best of five arms has 5/6.
     assert before == pytest.approx(0.5, abs=0.06)
     assert 0.6 < after < 0.9
 
 
-def test_negative_numbers_are_refused() -> None:
-    with pytest.raises(ConfigError, match="num-steps must be at least 0, got -1"):
-        small_evaluation(num_steps=-1)
-    with pytest.raises(ConfigError, match="meta-batch-size must be at least 1, got 0"):
-        small_evaluation(meta_batch_size=0)
-    with pytest.raises(ConfigError, match="tasks must be at least 1, got -1"):
-        small_evaluation(tasks=-1)
+def test_numbers_out_of_range_are_refused() -> None:
+    for message, options in (
+        ("num-steps must be at least 0, got -1", {"num_steps": -1}),
+        ("meta-batch-size must be at least 1, got 0", {"meta_batch_size": 0}),
+        ("tasks must be at least 1, got -1", {"tasks": -1}),
+        (r"repetitions must be in \[1, 4095\], got 0", {"repetitions": 0}),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            small_evaluation(**options)
+    with pytest.raises(ValueError, match="repetitions must be an integer of at least 1, got 0"):
+        evaluate_trials(RandomPolicy(5), "Bandit-K5-v0", 1, 1, repetitions=0)
 
 
 def evaluation_of(returns: np.ndarray) -> Evaluation:
@@ -110,9 +100,7 @@ def test_intervals_of_fixed_tasks_are_over_repetitions_not_tasks_or_episodes() -
     _, low, high = fixed_evaluation(repetitions_differ, 2).intervals()[0]
     # The mean of 8 tasks, each of which has an error of 10, with 8 degrees of freedom.
     assert [low, high] == pytest.approx([-2.306 * 10 / np.sqrt(8), 2.306 * 10 / np.sqrt(8)], abs=0.01)
-
-
-def test_interval_of_one_adaptation_to_fixed_tasks_is_unknown_with_the_remedy() -> None:
+    # That of one adaptation is unknown.
     once = fixed_evaluation(TASKS_DIFFER, 1)
     assert np.isnan(once.intervals()[:, 1:]).all()
     assert np.isfinite(once.intervals()[:, 0]).all()
@@ -121,6 +109,9 @@ def test_interval_of_one_adaptation_to_fixed_tasks_is_unknown_with_the_remedy() 
 
 
 def test_interval_of_several_policies_leaves_out_one_at_a_time() -> None:
+    # They have equal weights, and share the least number of steps.
+    many, few = evaluation_of(np.zeros((40, 2, 3))), evaluation_of(np.full((10, 1, 3), 8.0))
+    assert pooled_intervals([many, few])[:, 0].tolist() == pytest.approx([4.0])
     policies = [evaluation_of(np.full((40, 2, 3), level)) for level in (0.0, 10.0, 20.0)]
     moved = [replace(each, tasks=each.tasks[::order]) for each, order in zip(policies, (1, -1, 1), strict=True)]
     fixed = [replace(each, fixed_tasks=True) for each in policies]
@@ -142,14 +133,6 @@ def test_interquartile_mean_is_over_tasks_however_the_interval_is_computed() -> 
     expected = [interquartile_mean(column, np.full(9, 1 / 9)) for column in drawn.task_returns().T]
     for evaluation in (drawn, fixed_evaluation(returns, 1), fixed_evaluation(returns, 3)):
         assert evaluation.intervals(interquartile_mean)[:, 0].tolist() == pytest.approx(expected)
-
-
-def test_policies_have_equal_weights_and_share_the_least_number_of_steps() -> None:
-    many = evaluation_of(np.zeros((40, 2, 3)))
-    few = evaluation_of(np.full((10, 1, 3), 8.0))
-    bounds = pooled_intervals([many, few])
-    assert bounds.shape == (1, 3)
-    assert bounds[0, 0] == pytest.approx(4.0)
 
 
 @pytest.mark.slow
@@ -180,8 +163,6 @@ def test_repetitions_adapt_again_and_the_first_is_the_same_for_any_number() -> N
     assert len(phases) == 4
     assert not np.isin(twice.returns[..., 4:], once.returns).any()
     np.testing.assert_allclose(twice.repetition_returns()[:, 0], once.task_returns())
-    with pytest.raises(ConfigError, match=r"repetitions must be in \[1, 4095\], got 0"):
-        small_evaluation(repetitions=0)
 
 
 def test_evaluation_is_a_row_for_every_number_of_steps_and_saved_without_pickle(tmp_path: Path) -> None:

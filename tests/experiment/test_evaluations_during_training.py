@@ -115,7 +115,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, number: int, error: type[BaseE
     monkeypatch.setattr("maml_rl.experiment.train.evaluate", evaluate_and_fail)
 
 
-@pytest.mark.parametrize(("number", "error"), [(1, Killed), (2, KeyboardInterrupt), (3, Killed)])
+@pytest.mark.parametrize(("number", "error"), [(1, Killed), (2, KeyboardInterrupt)])
 def test_run_interrupted_during_an_evaluation_makes_each_once(
     tmp_path: Path, evaluated: Path, monkeypatch: pytest.MonkeyPatch, number: int, error: type[BaseException]
 ) -> None:
@@ -129,6 +129,7 @@ def test_run_interrupted_during_an_evaluation_makes_each_once(
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_evaluations_and_prefetched_batches_do_not_affect_each_other(tmp_path: Path, num_workers: int) -> None:
     config = config_of(prefetch=2, keep_checkpoints=9)
@@ -211,8 +212,10 @@ def test_evaluations_that_begin_again_have_the_tasks_that_the_config_names(tmp_p
     assert json.loads((run / "evaluation-tasks.json").read_text())["tasks"] == TASKS[1:]
 
 
-def test_means_of_recorded_infos_are_part_of_an_evaluation(tmp_path: Path) -> None:
+def test_means_of_recorded_infos_are_metrics_and_part_of_an_evaluation(tmp_path: Path) -> None:
     train(config_of(env_name="tests.lamp_env:Lamp-v0", num_batches=2), tmp_path / "run", num_workers=0)
     row = untimed(tmp_path / "run")[-1]
+    for name in ("power/step_0", "power/step_1", "success/step_0", "success/step_1"):
+        assert 0.0 < row[f"info/{name}"] < 1.0
     for step in (0, 1, 2):
         assert 0.0 < row[f"evaluation/info/power/step_{step}"] < 1.0

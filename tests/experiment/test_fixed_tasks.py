@@ -43,14 +43,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_both_sets_are_in_the_run_folder_and_disjoint(run: Path) -> None:
+def test_batches_are_distinct_tasks_of_the_set_and_tests_use_their_whole_set(run: Path) -> None:
     training, test = (read_tasks(run / f"{side}-tasks.json", NAVIGATION) for side in ("training", "test"))
     assert (len(texts(training)), len(texts(test)), len(texts([*training, *test]))) == (5, 4, 9)
     assert load_config(run / "config.json").tasks == fixed(seed=0)
-
-
-def test_batches_are_distinct_tasks_of_the_set_and_tests_use_their_whole_set(run: Path) -> None:
-    training, test = (read_tasks(run / f"{side}-tasks.json", NAVIGATION) for side in ("training", "test"))
     experiment = make_experiment(load_config(run / "config.json").override({"seed": 8}))
     experiment.restore("last", run)
     with make_sampler(experiment, num_workers=0) as sampler:
@@ -105,18 +101,14 @@ def test_altered_or_missing_tasks_are_noticed_by_every_reader(
     for words in (f"{name} is damaged or was edited", f"cannot read {copied / name}: No such file"):
         if "damaged" in words:
             shutil.copy(copied / other, copied / name)
+            # Also where only this file is named.
+            with pytest.raises(ConfigError, match=words):
+                read_tasks(copied / name, NAVIGATION)
         else:
             (copied / name).unlink()
         # A report shows the rest.
         assert READERS[command](copied) == (0 if command == "report" else 2)
         assert words in capsys.readouterr().err
-
-
-def test_file_of_test_tasks_that_is_named_is_compared_with_the_checksum_of_its_run(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run, tmp_path / "run")
-    shutil.copy(run / "training-tasks.json", tmp_path / "run" / "test-tasks.json")
-    with pytest.raises(ConfigError, match=r"test-tasks.json is damaged or was edited"):
-        read_tasks(tmp_path / "run" / "test-tasks.json", NAVIGATION)
 
 
 def test_run_of_an_earlier_version_is_tested_with_a_warning_and_gets_checksums(

@@ -24,6 +24,7 @@ from safetensors.numpy import save as arrays_to_bytes
 from maml_rl import MultiTaskSampler, load_policy
 from maml_rl.cli import main as cli
 from maml_rl.config import Config
+from maml_rl.episode import TaskEpisodes
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experience import Histories, load_histories, minari_data_set
 from maml_rl.experience import recording as recording_module
@@ -156,15 +157,13 @@ def test_killed_recording_ends_with_the_same_bytes(places: tuple[int, ...], tmp_
 
 @pytest.mark.usefixtures("small_segments")
 def test_histories_are_the_episodes_of_the_learners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    monkeypatch.setattr(
-        recording_module.Recording,
-        "append",
-        lambda self, episodes, original=recording_module.Recording.append: (
-            seen.append(episodes),
-            original(self, episodes),
-        )[1],
-    )
+    seen, append = [], recording_module.Recording.append
+
+    def noted(self: recording_module.Recording, episodes: Any) -> Any:
+        seen.append(episodes)
+        return append(self, episodes)
+
+    monkeypatch.setattr(recording_module.Recording, "append", noted)
     recorded = record_small(tmp_path)
     found = load_histories(tmp_path)
     direct = Histories.of(seen, found.env)
@@ -175,9 +174,18 @@ def test_histories_are_the_episodes_of_the_learners(tmp_path: Path, monkeypatch:
     assert load_histories(recorded.folder).num_steps == 5 * 4 * 3 * 6
 
 
-@pytest.mark.usefixtures("minari")
-def test_learner_learns_the_same_from_the_data_set_of_minari(tmp_path: Path) -> None:
-    recorded = record_small(tmp_path, minari=True, tasks={"distribution": "fixed", "train": 2, "test": 3})
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    """A recording that is a data set of Minari, too."""
+    pytest.importorskip("minari")
+    folder = tmp_path_factory.mktemp("written")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINARI_DATASETS_PATH", str(folder))
+        yield record_small(folder, minari=True, tasks={"distribution": "fixed", "train": 2, "test": 3})
+
+
+def test_learner_learns_the_same_from_the_data_set_of_minari(written: Recorded, tmp_path: Path) -> None:
+    recorded = written
     one, other = read_both(recorded)
     assert (one.tasks, one.env) == (other.tasks, other.env)
     settings = {"context": 10, "hidden-size": 8, "num-heads": 2, "num-layers": 1, "num-updates": 2, "batch-size": 4}
@@ -259,16 +267,16 @@ def test_episodes_of_another_data_set_are_one_history(tmp_path: Path, minari: An
         minari_data_set.read_data_set("others/none-v0")
 
 
-def test_minari_reads_the_recording(tmp_path: Path, minari: Any) -> None:
-    recorded = record_small(tmp_path, minari=True, tasks={"distribution": "fixed", "train": 2, "test": 3})
-    data = minari.load_dataset(recorded.identifier)
+def test_minari_reads_the_recording(written: Recorded) -> None:
+    minari = importlib.import_module("minari")
+    data = minari.load_dataset(written.identifier)
     assert list(minari.list_local_datasets()) == ["maml_rl/darkroom/ppo-v0"]
     assert (data.total_episodes, data.total_steps) == (60, 360)
     assert (data.env_spec.id, data.env_spec.max_episode_steps) == ("DarkRoom-v0", 6)
     assert data.observation_space.shape == (81,)
     metadata = data.storage.metadata
     assert (metadata["algorithm_name"], metadata["author"]) == ("ppo", {"maml_rl"})
-    histories = load_histories(tmp_path)
+    histories = load_histories(written.folder)
     of_episodes = list(data.storage.get_episode_metadata(range(60)))
     assert [each["task"] for each in of_episodes[:15:3]] == [0, 1, 0, 1, 0]
     assert [each["iteration"] for each in of_episodes[::15]] == [0, 1, 2, 3]
@@ -287,8 +295,6 @@ def test_minari_reads_the_recording(tmp_path: Path, minari: Any) -> None:
         assert actions.tolist() == whole.actions[:, column].tolist()
         observations = np.concatenate([episode.observations[:-1] for episode in episodes])
         assert (observations == whole.observations[:, column, :81].numpy()).all()
-        moved = [np.abs(np.diff(episode.observations.argmax(1))).max() for episode in episodes]
-        assert max(moved) <= 9
 
 
 @pytest.mark.parametrize("entry_point", [NumberedEnv, lambda: NumberedEnv()])
@@ -323,6 +329,17 @@ def test_classical_algorithms_are_recorded_through_a_trial(learner: str, env_nam
     assert returns[:, 20:].mean() > returns[:, :5].mean()
 
 
+def sampled_by(run: Path, tasks: list[Any], env_name: str, **options: Any) -> list[TaskEpisodes]:
+    """Return the episodes of the policy of each checkpoint of a run."""
+    episodes = []
+    for iteration, checkpoint in enumerate(sorted((run / "checkpoints").iterdir())):
+        policy = load_policy(run, checkpoint, trust=True)
+        with MultiTaskSampler(env_name, {}, 3, policy, num_workers=0, seed=0, **options) as sampler:
+            sampler.seek(iteration)
+            episodes.append(sampler.rollout(tasks))
+    return episodes
+
+
 @pytest.mark.parametrize("memory", [False, True])
 def test_meta_training_is_recorded_checkpoint_by_checkpoint(memory: bool, tmp_path: Path) -> None:
     learner: dict[str, Any] = {"algorithm": "maml-vpg", "hidden_sizes": (4,)}
@@ -336,17 +353,9 @@ def test_meta_training_is_recorded_checkpoint_by_checkpoint(memory: bool, tmp_pa
     assert cli.main([*words, "--no-minari", "--num-workers", "0"]) == 0
     histories = load_histories(tmp_path / "histories")
     assert histories.observation_space.shape == (81,)
-    checkpoints = sorted((tmp_path / "run" / "checkpoints").iterdir())
-    wanted = []
-    options = {"slots_per_task": 1} if memory else {}
-    for iteration, checkpoint in enumerate(checkpoints):
-        policy = load_policy(tmp_path / "run", checkpoint)
-        with MultiTaskSampler(
-            "DarkRoom-v0", {}, 3, policy, num_workers=0, max_episode_steps=6, observe_last=memory, **options
-        ) as sampler:
-            sampler.seed = 0
-            sampler.seek(iteration)
-            wanted.append(sampler.rollout(histories.tasks).actions.transpose(1, 2).flatten(1))
+    options = {"max_episode_steps": 6, "observe_last": memory} | ({"slots_per_task": 1} if memory else {})
+    sampled = sampled_by(tmp_path / "run", histories.tasks, "DarkRoom-v0", **options)
+    wanted = [episodes.actions.transpose(1, 2).flatten(1) for episodes in sampled]
     drawn = histories.sequences(np.random.default_rng(0), 20, histories.num_steps // 4)
     for column, history in enumerate(drawn.tasks):
         assert drawn.actions[:, column].tolist() == [int(each) for part in wanted for each in part[history]]
@@ -362,12 +371,7 @@ def test_infos_that_a_family_declares_are_those_of_a_plain_sampler(
     minari = find_spec("minari") is not None
     recorded = record_run(tmp_path / "run", tmp_path, num_tasks=4, placement=HERE, minari=minari, trust=True)
     histories = load_histories(recorded.folder)
-    sampled = []
-    for iteration, checkpoint in enumerate(sorted((tmp_path / "run" / "checkpoints").iterdir())):
-        policy = load_policy(tmp_path / "run", checkpoint, trust=True)
-        with MultiTaskSampler(family, {}, 3, policy, num_workers=0, seed=0) as sampler:
-            sampler.seek(iteration)
-            sampled.append(sampler.rollout(histories.tasks))
+    sampled = sampled_by(tmp_path / "run", histories.tasks, family)
     powers, successes = [], []
     for task in range(4):
         for episodes in sampled:
@@ -378,9 +382,7 @@ def test_infos_that_a_family_declares_are_those_of_a_plain_sampler(
     assert histories.infos["power"].tolist() == [power for each in powers for power in each]
     assert histories.infos["success"].tolist() == successes == [each[-1] for each in powers]
     direct = Histories.of(sampled, histories.env)
-    assert {name: values.tolist() for name, values in direct.infos.items()} == {
-        name: values.tolist() for name, values in histories.infos.items()
-    }
+    assert all(direct.infos[name].tolist() == values.tolist() for name, values in histories.infos.items())
     if minari:
         monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
         data = importlib.import_module("minari").load_dataset(recorded.identifier)
@@ -606,14 +608,10 @@ def test_resumed_recording_refuses_learners_of_another_recording(tmp_path: Path)
 RECORD = ["record", "dark-room", "--episodes", "2", "--iterations", "1", "--num-workers", "0", "--no-minari"]
 
 
-@pytest.mark.parametrize("error", [RuntimeError("overflow"), SystemExit(0), ZeroDivisionError()])
 def test_update_that_fails_is_one_line_and_leaves_nothing(
-    error: BaseException, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: SingleTaskPPO, episodes: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(SingleTaskPPO, "update", fail)
+    monkeypatch.setattr(SingleTaskPPO, "update", lambda *_: sys.exit(0))
     assert cli.main([*RECORD, "--tasks", "2", "--output", str(tmp_path / "h")]) == 1
     (line,) = (line for line in capsys.readouterr().err.splitlines() if "error:" in line)
     assert "the update of ppo in iteration 0 fails" in line
@@ -630,14 +628,10 @@ def test_two_processes_never_record_into_one_folder(tmp_path: Path) -> None:
     finally:
         os.close(lock)
     assert content(tmp_path) == before
-    record_small(tmp_path, resume=True)
-
-
-def test_what_a_killed_recording_has_left_is_removed(tmp_path: Path) -> None:
-    folder = record_small(tmp_path).folder / "recording"
+    # What a recording that was killed has left is removed.
     (folder / ".unfinished-7-recording.json").write_text("half")
     record_small(tmp_path, resume=True)
-    assert not list(folder.glob(".unfinished*"))
+    assert content(tmp_path) == before
 
 
 def test_probe_is_removed_even_if_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

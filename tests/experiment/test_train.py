@@ -66,6 +66,10 @@ def test_metrics_have_the_keys_of_every_iteration(undisturbed: Path) -> None:
     # 3 tasks, 4 episodes, 10 steps, 2 phases; an episode may reach its goal earlier.
     steps = [row["env_steps"] for row in rows]
     assert all(0 < after - before <= 240 for before, after in zip([0, *steps], steps, strict=False))
+    # A standard Gaussian in each of two entries, before the first meta-update.
+    assert rows[0]["policy/std"] == pytest.approx(1.0)
+    assert rows[0]["policy/entropy"] == pytest.approx(np.log(2.0 * np.pi * np.e), abs=1e-5)
+    assert rows[1]["policy/std"] != rows[0]["policy/std"]
 
 
 def test_folder_of_a_run_has_config_metrics_events_and_checkpoints(undisturbed: Path) -> None:
@@ -94,12 +98,9 @@ def test_first_iteration_agrees_with_the_sampler(undisturbed: Path) -> None:
     assert row["env_steps"] == int(train_episodes[0].mask.sum() + valid_episodes.mask.sum())
 
 
-@pytest.mark.parametrize("iterations", [(1,), (0, 2, 3, 4)], ids=str)
-def test_run_interrupted_anywhere_once_or_repeatedly_is_bit_identical_when_resumed(
-    tmp_path: Path, undisturbed: Path, iterations: tuple[int, ...]
-) -> None:
-    for iteration in iterations:
-        train_until(iteration, config_of(), tmp_path, resume=iteration > iterations[0])
+def test_run_interrupted_repeatedly_is_bit_identical_when_resumed(tmp_path: Path, undisturbed: Path) -> None:
+    for iteration in (0, 2, 3, 4):
+        train_until(iteration, config_of(), tmp_path, resume=iteration > 0)
     train(config_of(), tmp_path, num_workers=0, resume=True)
     assert_same_run(tmp_path, undisturbed)
 
@@ -136,14 +137,6 @@ def test_wrong_number_of_workers_is_refused_and_leaves_no_folder(tmp_path: Path)
     with pytest.raises(ValueError, match="num_workers"):
         train(config_of(), tmp_path / "run", num_workers=-1)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_means_of_recorded_infos_are_metrics(tmp_path: Path) -> None:
-    train(config_of(env_name="tests.lamp_env:Lamp-v0", num_batches=2), tmp_path / "run", num_workers=0)
-    for metrics in read_metrics(tmp_path / "run" / "metrics.jsonl"):
-        for step in (0, 1):
-            assert 0.0 < metrics[f"info/power/step_{step}"] < 1.0
-            assert 0.0 < metrics[f"info/success/step_{step}"] < 1.0
 
 
 @pytest.mark.slow
@@ -191,14 +184,6 @@ def test_environment_that_fails_in_its_child_is_refused_on_one_line(
     assert all(word in message for word in words), message
     assert "\n" not in message
     assert not (tmp_path / "run").exists()
-
-
-def test_metrics_show_how_much_the_policy_explores(undisturbed: Path) -> None:
-    first, second, *_ = read_metrics(undisturbed / "metrics.jsonl")
-    # A standard Gaussian in each of two entries, before the first meta-update.
-    assert first["policy/std"] == pytest.approx(1.0)
-    assert first["policy/entropy"] == pytest.approx(np.log(2.0 * np.pi * np.e), abs=1e-5)
-    assert second["policy/std"] != first["policy/std"]
 
 
 def test_entropy_of_a_policy_with_discrete_actions_is_at_most_that_of_chance(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Training with every way of collecting: some must agree bit for bit, the others in their returns."""
+"""Training with every way of collecting that must agree bit for bit, and with batches collected ahead of time."""
 
 import threading
 from pathlib import Path
@@ -18,7 +18,7 @@ from maml_rl.runs.metrics import Metrics
 from tests import small_runs
 from tests.small_runs import untimed
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.usefixtures("forked_workers")]
 
 
 def config_of(**values: Any) -> Config:
@@ -32,70 +32,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("mode", [{"num_groups": 2}, {"inference": "worker"}, {"inference": "central"}])
-def test_mode_that_must_agree_trains_bit_identically(mode: dict[str, Any], tmp_path: Path, undisturbed: Path) -> None:
-    train(config_of(**mode), tmp_path, num_workers=2)
-    assert untimed(tmp_path) == untimed(undisturbed)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
-def test_run_may_be_resumed_in_a_mode_that_must_agree(tmp_path: Path, undisturbed: Path) -> None:
+def test_run_resumed_in_a_mode_that_must_agree_is_bit_identical(
+    mode: dict[str, Any], tmp_path: Path, undisturbed: Path
+) -> None:
     train(config_of(num_batches=2), tmp_path, num_workers=0)
-    train(config_of(num_groups=2), tmp_path, num_workers=2, resume=True)
+    train(config_of(**mode), tmp_path, num_workers=2, resume=True)
     assert untimed(tmp_path) == untimed(undisturbed)
     with pytest.raises(ConfigError, match="was made with another 'prefetch'"):
         train(config_of(prefetch=1), tmp_path, num_workers=0, resume=True)
-
-
-LEARNING = {
-    "env_kwargs": {"normalization_scale": 1.0},
-    "max_episode_steps": 20,
-    "hidden_sizes": [16],
-    "fast_batch_size": 10,
-    "meta_batch_size": 10,
-    "num_batches": 20,
-    "max_kl": 0.03,
-}
-
-
-def learned(folder: Path, num_workers: int = 2, **mode: Any) -> tuple[float, float]:
-    """Return the return after adaptation of the first iteration, and its mean over the last five."""
-    train(config_of(**LEARNING, **mode), folder, num_workers=num_workers)
-    returns = [row["return/step_1"] for row in untimed(folder)]
-    return returns[0], sum(returns[-5:]) / 5
-
-
-@pytest.fixture(scope="module")
-def learned_by_default(tmp_path_factory: pytest.TempPathFactory) -> tuple[float, float]:
-    return learned(tmp_path_factory.mktemp("learned") / "run")
-
-
-# Others have the bits of the default, as a test above shows.
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "mode",
-    [
-        pytest.param({"recv_timeout": 0.1}, marks=pytest.mark.nightly),
-        {"recv_timeout": 0.0001},
-        pytest.param({"prefetch": 1}, marks=pytest.mark.nightly),
-    ],
-    ids=str,
-)
-def test_every_mode_trains_navigation_to_the_same_return(
-    mode: dict[str, Any], tmp_path: Path, learned_by_default: tuple[float, float]
-) -> None:
-    before, after = learned_by_default
-    found_before, found_after = learned(tmp_path, **mode)
-    # The last returns differ by some tenths between seeds; training adds four.
-    assert found_before == pytest.approx(before, abs=1e-3)
-    assert found_after == pytest.approx(after, abs=0.6)
-    assert min(after, found_after) > before + 2.5
-
-
-# Ahead of time.
 
 
 def lagging(config: Config, lag: int) -> list[str]:

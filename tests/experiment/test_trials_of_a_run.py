@@ -1,4 +1,4 @@
-"""A run of RL2 after training: tested and reported by episode of the trial, and acting in a trial by hand."""
+"""Runs of learners that adapt by a memory or a context: tested and reported in their units, and acting by hand."""
 
 from pathlib import Path
 from typing import Any
@@ -16,63 +16,51 @@ from maml_rl.experiment.load_policy import load_policy
 from maml_rl.experiment.train import train
 from maml_rl.report import write_report
 from maml_rl.runs.metrics import read_metrics
-from tests.small_runs import config_of
-
-pytestmark = pytest.mark.usefixtures("forked_workers")
+from tests.metalearners.small_algorithms import small
 
 EPISODES = 3
+TRIALS = {"env_name": "TabularMDP-v0", "max_episode_steps": 4, "fast_batch_size": EPISODES, "num_batches": 2}
+# What returns are counted by, and words that a report has and has not.
+COUNTED = {
+    "rl2": ("episode", ["Return by episode of the trial", "in episode 3 of the trial"], "before adaptation"),
+    "pearl": ("round", ["Return by round"], "gradient step"),
+}
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("rl2") / "run"
-    config = config_of().override(
-        {
-            "env-name": "TabularMDP-v0",
-            "max-episode-steps": 4,
-            "algorithm": "rl2",
-            "observe-last": True,
-            "fast-batch-size": EPISODES,
-            "num-batches": 2,
-            "algorithm-settings": {"hidden-size": 8},
-        }
-    )
-    train(config, folder, num_workers=0)
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    train(small("rl2", **TRIALS), folder / "rl2", num_workers=0)
+    train(small("pearl"), folder / "pearl", num_workers=0)
     return folder
 
 
-def test_metrics_are_by_episode_of_the_trial(run: Path) -> None:
-    keys = [key for key in read_metrics(run / "metrics.jsonl")[-1] if key.startswith("return/")]
-    assert keys == [f"return/episode_{episode}" for episode in range(EPISODES)]
-
-
-def test_evaluation_is_by_episode_of_the_trial(run: Path, tmp_path: Path) -> None:
-    experiment = make_experiment(load_config(run / "config.json"))
-    experiment.restore("latest", run)
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", COUNTED)
+def test_columns_are_named_by_the_learner(algorithm: str, runs: Path, tmp_path: Path) -> None:
+    noun, words, wrong = COUNTED[algorithm]
+    keys = [key for key in read_metrics(runs / algorithm / "metrics.jsonl")[-1] if key.startswith("return/")]
+    assert keys == [f"return/{noun}_{number}" for number in range(3)]
+    experiment = make_experiment(load_config(runs / algorithm / "config.json"))
+    experiment.restore("latest", runs / algorithm)
     batches: list[Any] = []
-    evaluation = evaluate(experiment, tasks=5, num_workers=0, on_batch=batches.append)
-    episodes = batches[0].phases[0]
-    np.testing.assert_array_equal(evaluation.returns[:, :, 0], episodes.rewards.sum(1))
-    lines = evaluation.table().splitlines()
-    assert lines[0].split()[0] == "episode"
-    assert [line.split()[0] for line in lines[1:]] == ["1", "2", "3"]
+    evaluation = evaluate(experiment, tasks=5, num_steps=2, num_workers=0, on_batch=batches.append)
+    assert [line.split()[0] for line in evaluation.table().splitlines()] == [noun, "1", "2", "3"]
+    if algorithm == "rl2":
+        np.testing.assert_array_equal(evaluation.returns[:, :, 0], batches[0].phases[0].rewards.sum(1))
     evaluation.save(tmp_path / "results.npz")
     with np.load(tmp_path / "results.npz") as saved:
-        assert str(saved["columns"]) == "episode"
+        assert str(saved["columns"]) == noun
         assert saved["step_sizes"].shape == (0,)
+    place = tmp_path / "report.html"
+    write_report([runs / algorithm], place, tasks=2, placement={"num-workers": 0}, num_videos=0, trust=True)
+    page = place.read_text(encoding="utf-8")
+    assert all(word in page for word in words)
+    assert wrong not in page
 
 
-@pytest.mark.slow
-def test_report_is_by_episode_of_the_trial(run: Path, tmp_path: Path) -> None:
-    write_report([run], tmp_path / "report.html", tasks=3)
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "Return by episode of the trial" in page
-    assert "in episode 3 of the trial" in page
-    assert "before adaptation" not in page
-
-
-def test_loaded_policy_steps_through_a_trial_as_in_the_sampler(run: Path) -> None:
-    policy = load_policy(run)
+def test_loaded_policy_steps_through_a_trial_as_in_the_sampler(runs: Path) -> None:
+    policy = load_policy(runs / "rl2")
     with MultiTaskSampler(
         "TabularMDP-v0", {}, 2, policy, num_workers=0, slots_per_task=1, max_episode_steps=4, observe_last=True, seed=0
     ) as sampler:
@@ -87,8 +75,8 @@ def test_loaded_policy_steps_through_a_trial_as_in_the_sampler(run: Path) -> Non
     torch.testing.assert_close(memory[0], unrolled.memory[0])
 
 
-def test_loaded_policy_acts_through_a_trial_by_hand(run: Path) -> None:
-    policy, memory, rng = load_policy(run), None, np.random.default_rng(0)
+def test_loaded_policy_acts_through_a_trial_by_hand(runs: Path) -> None:
+    policy, memory, rng = load_policy(runs / "rl2"), None, np.random.default_rng(0)
     env = make_vector_env(ObservedLastStep("TabularMDP-v0"), max_episode_steps=4)
     env.reset_task(env.sample_tasks(1, seed=1))
     rewards = []
