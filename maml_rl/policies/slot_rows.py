@@ -133,13 +133,15 @@ def row_product(units: Tensor, weights: Tensor, bias: Tensor, out: Tensor) -> Ca
             return partial(torch.baddbmm, bias.unsqueeze(1), units, weights, out=out)
         layer = StackedLayer.of(weights.mT, bias)
         return lambda: out.copy_(layer(units))
-    if weights.shape[1] == 1 and units.device.type == "cpu":
-        # A product with a vector, which other kernels compute where there are several blocks.
-        pairs = list(zip(units.split(ROWS), out.split(ROWS), strict=True))
+    if (missing := _ALIGNMENT - weights.shape[1]) > 0:
+        # Of few columns it takes up to three times as long, and that of one is computed by other kernels for several
+        # blocks.
+        wide = out.new_empty(*out.shape[:-1], _ALIGNMENT)
+        product = row_product(units, pad(weights, (0, missing)), pad(bias, (0, missing)), wide)
 
         def multiply() -> None:
-            for block, into in pairs:
-                torch.addmm(bias, block, weights, out=into)
+            product()
+            out.copy_(wide[..., : out.shape[-1]])
 
         return multiply
     blocks = units.unflatten(0, (-1, ROWS))
