@@ -123,27 +123,6 @@ def test_evaluations_draw_the_test_side_of_a_split_or_that_of_training_on_reques
     assert goals(training.tasks) != goals(choosing.tasks)
 
 
-@pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The goals of each evaluation during a training."""
-    seen: list[Any] = []
-
-    def record(*arguments: Any, **options: Any) -> Evaluation:
-        evaluation = evaluate(*arguments, **options)
-        seen.append(goals(evaluation.tasks))
-        return evaluation
-
-    monkeypatch.setattr("maml_rl.experiment.train.evaluate", record)
-    return seen
-
-
-def test_evaluations_during_training_never_see_the_test_side_of_a_split(tmp_path: Path, seen: list[Any]) -> None:
-    train(config_of(tasks=SPLIT, num_batches=2, evaluate_every=1, evaluation_tasks=10), tmp_path, num_workers=0)
-    assert len(seen) == 2
-    assert seen[0] == seen[1]
-    assert all(x < 0.0 for x, _ in seen[0])
-
-
 class Growing(Notebook):
     """Draws goals for validation that depend on its state, which that changes; it cannot be copied."""
 
@@ -158,8 +137,16 @@ class Growing(Notebook):
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_evaluations_during_training_see_the_same_tasks_whatever_was_learned(
-    tmp_path: Path, seen: list[Any], prefetch: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefetch: int
 ) -> None:
+    seen: list[Any] = []
+
+    def record(*arguments: Any, **options: Any) -> Evaluation:
+        evaluation = evaluate(*arguments, **options)
+        seen.append(goals(evaluation.tasks))
+        return evaluation
+
+    monkeypatch.setattr("maml_rl.experiment.train.evaluate", record)
     config = config_of(tasks={"distribution": f"{__name__}:Growing"}, evaluate_every=1, evaluation_tasks=2)
     for batches in (2, 4):
         longer = config.override({"num-batches": batches, "prefetch": prefetch})
@@ -167,14 +154,6 @@ def test_evaluations_during_training_see_the_same_tasks_whatever_was_learned(
     assert seen == [[[0.01, 0.0], [0.01, 0.0]]] * 4
     state = latest_intact(tmp_path / "checkpoints")[1].state["tasks"]
     assert state == {"notes": ["draw", "update"] * 4}
-
-
-def test_evaluations_of_a_list_draw_from_the_family() -> None:
-    found = [
-        goals(evaluate(make_experiment(config_of(tasks=tasks)), tasks=5, num_steps=0, num_workers=0).tasks)
-        for tasks in (None, LISTED)
-    ]
-    assert found[0] == found[1]
 
 
 def test_name_and_file_may_replace_a_distribution(tmp_path: Path) -> None:
@@ -281,19 +260,11 @@ def test_wrong_section_is_refused_in_a_line_before_any_process_starts(tasks: Any
         ("HalfCheetahDir-v5", {"distribution": "grid", "values": {"direction": [0.5]}}, "must be -1 or 1, got 0.5"),
         ("Bandit-K5-v0", {"distribution": "split", "test": {"mean_0": [1, 2]}}, "must be probabilities in"),
         ("DarkRoom-v0", {"distribution": "split", "test": {"goal_0": [9]}}, "must be a cell, two integers from 0 to 8"),
-        ("TabularMDP-v0", {"distribution": "stratified"}, "TabularMDP-v0 does not say what its tasks are made from"),
     ],
 )
 def test_task_that_a_family_does_not_allow_is_refused(env_name: str, tasks: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=f"'tasks' in x.yaml, line 1: .*{message}"):
         make_experiment(config_of(env_name=env_name, tasks=tasks))
-
-
-def test_tasks_outside_of_the_familys_range_are_drawn_where_it_allows_them() -> None:
-    settings = {"distribution": "split", "test": {"velocity": [2, 3]}}
-    config = config_of(env_name="HalfCheetahVel-v5", tasks=settings)
-    with make_sampler(make_experiment(config), num_workers=0, evaluation=True) as sampler:
-        assert all(2.0 <= task["velocity"] < 3.0 for task in sampler.sample_tasks(10))
 
 
 def test_command_line_replaces_the_section_as_a_whole(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.train import train
 from maml_rl.metalearners.metalearner import MetaLearner, State
-from maml_rl.runs.checkpoint import latest_intact
 from maml_rl.task_distributions import FamilyTasks, TaskDistribution
 from tests.small_runs import config_of
 
@@ -134,15 +133,6 @@ def test_learner_that_cannot_be_made_is_an_error_of_the_config(how: str, tmp_pat
     FAILURE.update(hook="__init__", how=how)
     with pytest.raises(ConfigError, match=rf"'algorithm' .*Failing cannot be made: .*{HERE}"):
         train(failing(), tmp_path / "run")
-
-
-def test_failing_hook_leaves_the_iterations_before(tmp_path: Path) -> None:
-    FAILURE.update(hook="update", how="exits", after=2)
-    with pytest.raises(AlgorithmError):
-        train(failing(), tmp_path / "run")
-    assert latest_intact(tmp_path / "run" / "checkpoints")[1].iteration == 2
-    FAILURE.clear()
-    train(failing(), tmp_path / "run", resume=True)
 
 
 def test_hook_that_fails_to_resume_or_in_a_test_is_one_error(tmp_path: Path) -> None:

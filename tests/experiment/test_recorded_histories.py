@@ -628,8 +628,8 @@ def test_two_processes_never_record_into_one_folder(tmp_path: Path) -> None:
     finally:
         os.close(lock)
     assert content(tmp_path) == before
-    # What a recording that was killed has left is removed.
-    (folder / ".unfinished-7-recording.json").write_text("half")
+    # What a recording that was killed before it had an index has left is removed.
+    (folder / "recording.json").rename(folder / ".unfinished-7-recording.json")
     record_small(tmp_path, resume=True)
     assert content(tmp_path) == before
 
