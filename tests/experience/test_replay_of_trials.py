@@ -478,10 +478,7 @@ def test_every_forged_state_and_segment_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("algorithm", "settings"),
-    [
-        ("rsac", {"buffer-steps": 2**25, "mapped-bytes": 2**31 - 1}),
-        ("varibad", {"replay-steps": 2**26}),
-    ],
+    [("rsac", {"buffer-steps": 2**25, "mapped-bytes": 2**31 - 1}), ("varibad", {"replay-steps": 2**26})],
 )
 def test_replay_that_does_not_fit_into_memory_is_refused_before_anything_is_sampled(
     algorithm: str, settings: dict[str, int], monkeypatch: pytest.MonkeyPatch

@@ -3,7 +3,7 @@
 The learners of histories read the folder "histories" in the current folder, which `histories.record` writes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import pytest
@@ -65,9 +65,9 @@ OF_HISTORIES = ("ad", "dpt", "amago-offline")
 KINDS = ("maml-trpo", "promp", "reptile", "cavia", "rl2", "varibad", "rsac", "pearl", "amago", "amago-offline", "ad")
 
 
-def once_a_kind(algorithms: Iterable[str]) -> list[Any]:
+def once_a_kind(algorithms: Iterable[str], kinds: Container[str] = KINDS) -> list[Any]:
     """Return parameters of a test that tries one algorithm of each kind by day, and the others at night."""
-    return [name if name in KINDS else pytest.param(name, marks=pytest.mark.nightly) for name in algorithms]
+    return [name if name in kinds else pytest.param(name, marks=pytest.mark.nightly) for name in algorithms]
 
 
 def small(algorithm: str, **values: object) -> Config:

@@ -182,8 +182,7 @@ class Plain:
 
 
 @pytest.mark.parametrize(
-    ("kind", "temperature", "share"),
-    [("discrete", 2.0, 0.3), ("box", None, 0.0), ("squashed", 2.0, 0.3)],
+    ("kind", "temperature", "share"), [("discrete", 2.0, 0.3), ("box", None, 0.0), ("squashed", 2.0, 0.3)]
 )
 def test_losses_gradients_and_a_step_agree_with_plain_torch_code(
     kind: str, temperature: float | None, share: float

@@ -25,6 +25,9 @@ from tests.small_runs import assert_same_run, train_until, untimed
 
 pytestmark = pytest.mark.usefixtures("forked_workers", "histories")
 GOAL = {"goal": [0.3, -0.2]}
+WITH_NETWORKS = [name for name in algorithms() if "hidden-sizes" in find_metalearner(name).uses]
+# What they collect with is in the policy, besides it, in a memory, or left by updates.
+COLLECTING = ("maml-trpo", "meta-sgd", "rl2", "rsac", "pearl")
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +81,7 @@ def _with_one_number() -> gymnasium.Env:
     return TransformAction(env, lambda action: np.full(2, action), gymnasium.spaces.Box(-0.1, 0.1, (), np.float64))
 
 
-@pytest.mark.parametrize(
-    "algorithm", once_a_kind(name for name in algorithms() if "hidden-sizes" in find_metalearner(name).uses)
-)
+@pytest.mark.parametrize("algorithm", once_a_kind(WITH_NETWORKS, ("maml-trpo", "cavia", "varibad", "rsac", "pearl")))
 def test_networks_without_hidden_layers_are_learned(algorithm: str, tmp_path: Path) -> None:
     config = small(algorithm, hidden_sizes=[], num_batches=1)
     train(config, tmp_path / "run", num_workers=0)
@@ -113,7 +114,7 @@ def test_run_resumed_in_workers_is_bit_identical_whatever_torchs_generator_holds
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("algorithm", once_a_kind(name for name in algorithms() if name not in OF_HISTORIES))
+@pytest.mark.parametrize("algorithm", once_a_kind(sorted({*algorithms()} - {*OF_HISTORIES}), COLLECTING))
 def test_batches_collected_ahead_are_the_same_for_any_workers_and_after_resuming(
     algorithm: str, tmp_path: Path
 ) -> None:
