@@ -76,18 +76,18 @@ def test_digest_does_not_depend_on_place_compiled_files_or_line_ends(
     assert digest_at(here, "digested_with") == digest_at(there, "digested_with") is not None
 
 
-@pytest.mark.parametrize("changed", ["digested__family", "digested__unused", "digested__new"])
-def test_digest_of_a_package_depends_on_every_file_of_it(
-    changed: str, digest_at: Callable[[Path, str], str | None], tmp_path: Path
+def test_digest_of_a_package_depends_on_every_file_of_it_and_its_name(
+    digest_at: Callable[[Path, str], str | None], tmp_path: Path
 ) -> None:
-    here, there = write(tmp_path / "here"), write(tmp_path / "there", **{changed: "NUMBER = 3\n"})
-    assert digest_at(here, "digested") != digest_at(there, "digested")
-
-
-def test_names_of_files_are_part_of_the_digest(digest_at: Callable[[Path, str], str | None], tmp_path: Path) -> None:
-    here, there = write(tmp_path / "here"), write(tmp_path / "there")
-    (there / "digested" / "unused.py").rename(there / "digested" / "renamed.py")
-    assert digest_at(here, "digested") != digest_at(there, "digested")
+    folders = [
+        tmp_path / "renamed",
+        *(tmp_path / name for name in ("digested__family", "digested__unused", "digested__deeper__new")),
+    ]
+    expected = digest_at(write(tmp_path / "here"), "digested")
+    for folder in folders:
+        write(folder, **({folder.name: "NUMBER = 3\n"} if folder.name != "renamed" else {}))
+    (folders[0] / "digested" / "unused.py").rename(folders[0] / "digested" / "renamed.py")
+    assert expected not in [digest_at(folder, "digested") for folder in folders]
 
 
 @pytest.mark.parametrize("name", ["nowhere_at_all", "nowhere.at.all", "sys"])
