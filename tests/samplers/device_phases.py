@@ -8,26 +8,30 @@ import torch
 
 from maml_rl import MultiTaskSampler
 from maml_rl.envs.family import BatchedFamily
-from maml_rl.envs.make_env import make_vector_env
 from maml_rl.envs.tasks import TaskEntry
 from maml_rl.policies import get_policy_for_env
 from tests.recorded_steps import record_on_the_cpu
 
 
-def policy_for(env_id: str) -> Any:
-    env = gymnasium.make_vec(env_id, 1, vectorization_mode="vector_entry_point")
-    try:
-        return get_policy_for_env(env, hidden_sizes=(16,))
-    finally:
-        env.close()
+def policy_for(env: Any, env_kwargs: Any = None) -> Any:
+    return get_policy_for_env(MultiTaskSampler.spaces(env, env_kwargs), hidden_sizes=(16,))
 
 
-def sample(backend: str, env_id: str, policy: Any, *, phases: int = 1, device: str = "cpu", **options: Any) -> Any:
+def sample(backend: str, env: Any, policy: Any = None, *, phases: int = 1, device: str = "cpu", **options: Any) -> Any:
     given = {"batch_size": 4, "slots_per_task": 2, "seed": 3, "max_episode_steps": 12} | options
     kwargs = given.pop("env_kwargs", {})
-    with MultiTaskSampler(env_id, kwargs, policy=policy, backend=backend, device=device, **given) as sampler:
+    policy = policy or policy_for(env, kwargs)
+    with MultiTaskSampler(env, kwargs, policy=policy, backend=backend, device=device, **given) as sampler:
         tasks = sampler.sample_tasks(3)
         return [sampler.rollout(tasks) for _ in range(phases)]
+
+
+def require_as_on_the_cpu(env: Any, policy: Any = None, **options: Any) -> Any:
+    """Require that a device has the episodes of the CPU in a phase, and return them."""
+    policy = policy or policy_for(env)
+    (ours,), (theirs,) = (sample(backend, env, policy, **options) for backend in ("device", "in-process"))
+    require_close(ours, theirs)
+    return ours
 
 
 def require_close(ours: Any, theirs: Any, tolerance: float = 1e-5) -> None:
@@ -43,8 +47,11 @@ def require_close(ours: Any, theirs: Any, tolerance: float = 1e-5) -> None:
 def require_same_when_recorded(env: Any, monkeypatch: Any) -> None:
     """Require that recorded steps have the episodes and the tasks of the CPU, in two phases."""
     record_on_the_cpu(monkeypatch)
-    policy = get_policy_for_env(make_vector_env(env, {}, 1), (16,))
-    for ours, theirs in zip(*(sample(place, env, policy, phases=2) for place in ("device", "in-process")), strict=True):
+    policy = policy_for(env)
+    options = {"phases": 2, "max_episode_steps": 8}
+    for ours, theirs in zip(
+        *(sample(place, env, policy, **options) for place in ("device", "in-process")), strict=True
+    ):
         require_close(ours, theirs)
         assert repr(ours.tasks) == repr(theirs.tasks)
 

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from device_phases import Counting, policy_for, require_close, require_same_when_recorded, sample
+from device_phases import Counting, policy_for, require_as_on_the_cpu, require_same_when_recorded, sample
 
 from maml_rl import MultiTaskSampler
 from maml_rl.arrays import copied
@@ -14,16 +14,13 @@ from maml_rl.envs.make_env import ObservedLastStep, ObservedTask, Recipe, make_v
 from maml_rl.envs.observing import LastStepVectorEnv
 from maml_rl.envs.tasks import TaskEntry
 from maml_rl.errors import ConfigError, TaskError
-from maml_rl.policies import get_policy_for_env
 from maml_rl.samplers.device.slots import reason_against
 from maml_rl.samplers.make_backend import choose
 from tests.envs.third_party import WalkEnv
 
 
 def test_an_oracle_sees_its_task_and_its_last_step_as_on_the_cpu():
-    env: Any = ObservedTask(ObservedLastStep("Bandit-K5-v0"))
-    policy = get_policy_for_env(MultiTaskSampler.spaces(env), hidden_sizes=(8,))
-    require_close(*(sample(backend, env, policy)[0] for backend in ("device", "in-process")))
+    require_as_on_the_cpu(ObservedTask(ObservedLastStep("Bandit-K5-v0")))
 
 
 def test_a_malformed_task_is_named():
@@ -42,8 +39,7 @@ class TakesTasks(Counting):
 
 
 def test_the_tasks_of_the_phase_before_are_not_given_again():
-    policy = get_policy_for_env(make_vector_env(TakesTasks, {}, 1), (4,))
-    with MultiTaskSampler(TakesTasks, {}, 2, policy, seed=0, backend="device") as sampler:
+    with MultiTaskSampler(TakesTasks, {}, 2, policy_for(TakesTasks), seed=0, backend="device") as sampler:
         tasks, others = sampler.sample_tasks(2), sampler.sample_tasks(2)
         taken = []
         for given in (tasks, tasks, others, others, tasks):
@@ -64,10 +60,10 @@ def test_what_is_not_array_code_of_numbers_is_refused_and_sampled_on_the_cpu():
     assert "is not array code over slots" in reason_against(make_vector_env(ObservedLastStep(WalkEnv), {}, 1))
     assert reason_against(make_vector_env(ObservedLastStep("2DNavigation-v0"), {}, 1)) == ""
     kwargs = {"families": ["PointGoal-v0", "SparsePointGoal-v0"]}
-    policy = get_policy_for_env(make_vector_env("Mixture-v0", kwargs, 1), (4,))
-    assert choose(Placement(device="cuda"), Recipe.of("Mixture-v0", kwargs, 5), policy).backend == "auto"
+    recipe, policy = Recipe.of("Mixture-v0", kwargs, 5), policy_for("Mixture-v0", kwargs)
+    assert choose(Placement(device="cuda"), recipe, policy).backend == "auto"
     with pytest.raises(ConfigError, match="tasks of MixtureVectorEnv have texts"):
-        sample("device", "Mixture-v0", policy, env_kwargs=kwargs)
+        sample("device", "Mixture-v0", env_kwargs=kwargs)
 
 
 class InManyPlaces(Counting):
@@ -182,7 +178,7 @@ class OfNumPy(Counting):
 )
 def test_state_that_a_recorded_step_cannot_see_is_refused_by_name(made, name, what):
     with pytest.raises(ConfigError, match=rf"{made.__name__} has state in its attribute '{name}', a {what}"):
-        sample("device", made, get_policy_for_env(make_vector_env(made, {}, 1), (4,)), slots_per_task=1)
+        sample("device", made, slots_per_task=1)
 
 
 class EndsTogether(Counting):
@@ -207,12 +203,8 @@ class EndsSooner(Counting):
 
 
 def test_terminated_may_be_a_bool_that_stays_the_same():
-    policies = [get_policy_for_env(make_vector_env(made, {}, 1), (4,)) for made in (Counting, EndsTogether)]
-    for made, policy in zip((Counting, EndsTogether), policies, strict=True):
-        ours, theirs = (sample(backend, made, policy)[0] for backend in ("device", "in-process"))
-        require_close(ours, theirs)
-    assert set(ours.lengths.flatten().tolist()) == {1}
-    with pytest.raises(ConfigError, match="EndsLater returns False for terminated in one step and more in another"):
-        sample("device", EndsLater, policies[0])
-    with pytest.raises(ConfigError, match="EndsSooner returns False for terminated in one step and more in another"):
-        sample("device", EndsSooner, policies[0])
+    require_as_on_the_cpu(Counting)
+    assert set(require_as_on_the_cpu(EndsTogether).lengths.flatten().tolist()) == {1}
+    for made in (EndsLater, EndsSooner):
+        with pytest.raises(ConfigError, match=f"{made.__name__} returns False for terminated in one step and more in"):
+            sample("device", made)
