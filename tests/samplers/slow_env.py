@@ -109,7 +109,6 @@ class FixedThreadEnv(SlowEnv):
     thread_safe = False
 
 
-gymnasium.register("SlowAwaited-v0", entry_point="slow_env:AwaitedEnv", max_episode_steps=4)
 gymnasium.register("Slow-v0", entry_point="slow_env:SlowEnv", max_episode_steps=4)
 
 

@@ -14,7 +14,7 @@ from maml_rl import MultiTaskSampler
 from maml_rl.envs import global_generators
 from maml_rl.envs.families.navigation import Navigation2DVectorEnv
 from maml_rl.errors import TaskError
-from maml_rl.policies import MLPPolicy, get_policy_for_env
+from maml_rl.policies import get_policy_for_env
 from maml_rl.task_distributions import FamilyTasks, FixedTasks, Split, TaskDistribution, TaskList
 
 FAMILY = "2DNavigation-v0"
@@ -92,12 +92,10 @@ class LaterElsewhere(Elsewhere):
     sample_test = sample_validation = sample
 
 
-def policy() -> MLPPolicy:
-    import gymnasium
-
-    made = get_policy_for_env(gymnasium.make(FAMILY), (4,))
-    assert isinstance(made, MLPPolicy)
-    return made
+def sampler_of(distribution: TaskDistribution | None, **options: Any) -> MultiTaskSampler:
+    policy = get_policy_for_env(MultiTaskSampler.spaces(FAMILY), (4,))
+    settings = {"num_workers": 0, "seed": 0, **options}
+    return MultiTaskSampler(FAMILY, policy=policy, batch_size=2, task_distribution=distribution, **settings)
 
 
 @pytest.mark.parametrize(
@@ -119,12 +117,8 @@ def policy() -> MLPPolicy:
 def test_every_rule_of_a_check_holds_for_a_sampler(
     distribution: TaskDistribution, message: str, num_workers: int
 ) -> None:
-    with (
-        MultiTaskSampler(
-            FAMILY, policy=policy(), batch_size=2, num_workers=num_workers, seed=0, task_distribution=distribution
-        ) as sampler,
-        pytest.raises((TypeError, ValueError, TaskError), match=message) as caught,
-    ):
+    refused = pytest.raises((TypeError, ValueError, TaskError), match=message)
+    with sampler_of(distribution, num_workers=num_workers) as sampler, refused as caught:
         sampler.sample_tasks(3)
     assert "\n" not in str(caught.value)
 
@@ -132,8 +126,7 @@ def test_every_rule_of_a_check_holds_for_a_sampler(
 def test_distribution_is_checked_once_for_each_family() -> None:
     tried: list[Sequence[Any]] = []
     split = Split({"goal_0": [-0.4, -0.1]}, {"goal_0": [0.1, 0.4]})
-    with MultiTaskSampler(FAMILY, policy=policy(), num_workers=0, seed=0) as sampler:
-        space = sampler.env.task_space
+    space = MultiTaskSampler.spaces(FAMILY).task_space
     for name in ("a", "a", "b"):
         split.admit(FamilyTasks(name, space, lambda count, seed: []), tried.append)
     assert len(tried) == 2
@@ -143,7 +136,7 @@ def test_distribution_is_checked_once_for_each_family() -> None:
 def test_tasks_that_a_distribution_draws_are_copies_of_their_own(distribution: Any) -> None:
     if isinstance(distribution, Lazy):
         distribution.tasks = [{"goal": np.array(GOALS[0])}]
-    with MultiTaskSampler(FAMILY, policy=policy(), num_workers=0, seed=0, task_distribution=distribution) as sampler:
+    with sampler_of(distribution) as sampler:
         for _ in range(2):
             tasks = sampler.sample_tasks(3)
             assert all(task["goal"].tolist() in GOALS for task in tasks)
@@ -165,26 +158,15 @@ def test_tasks_that_a_distribution_draws_are_copies_of_their_own(distribution: A
 def test_distribution_that_draws_from_a_generator_of_the_process_is_refused(
     name: str, draw: Callable[[], Any], split: Any, kind: type[Elsewhere]
 ) -> None:
-    with (
-        global_generators.KeptGenerators(),
-        MultiTaskSampler(
-            FAMILY, policy=policy(), num_workers=0, seed=0, task_distribution=kind(draw), task_split=split
-        ) as sampler,
-        pytest.raises(
-            RuntimeError,
-            match=rf"(sample\w*|check) of {kind.__name__} draws from {name}, which no seed repeats; draw from",
-        ),
-    ):
+    told = rf"(sample\w*|check) of {kind.__name__} draws from {name}, which no seed repeats; draw from"
+    refused = pytest.raises(RuntimeError, match=told)
+    with global_generators.KeptGenerators(), sampler_of(kind(draw), task_split=split) as sampler, refused:
         sampler.sample_tasks(3)
 
 
 def test_draws_of_other_threads_during_later_batches_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    with (
-        global_generators.KeptGenerators(),
-        MultiTaskSampler(
-            FAMILY, policy=policy(), num_workers=0, seed=0, task_distribution=(other := Elsewhere(lambda: None))
-        ) as sampler,
-    ):
+    other = Elsewhere(lambda: None)
+    with global_generators.KeptGenerators(), sampler_of(other) as sampler:
         sampler.sample_tasks(3)
         assert not caplog.records
         other.draw = random.random
@@ -213,9 +195,6 @@ def test_distribution_is_not_blamed_for_what_its_family_draws(is_drawn: bool, mo
 
     monkeypatch.setattr(Navigation2DVectorEnv, "draw_tasks", draw)
     told = pytest.raises(RuntimeError, match=r"sample of OfFamily draws from np\.random, which")
-    with (
-        global_generators.KeptGenerators(),
-        MultiTaskSampler(FAMILY, policy=policy(), num_workers=0, seed=0, task_distribution=OfFamily()) as sampler,
-        told if is_drawn else nullcontext(),
-    ):
+    refused = told if is_drawn else nullcontext()
+    with global_generators.KeptGenerators(), sampler_of(OfFamily()) as sampler, refused:
         assert len(sampler.sample_tasks(3)) == 3

@@ -14,10 +14,12 @@ import gymnasium
 import pytest
 from faulty_env import FaultyEnv
 
+from maml_rl import MultiTaskSampler
 from maml_rl.config.placement import Placement
 from maml_rl.envs import make_vector_env
 from maml_rl.envs.make_env import Recipe
 from maml_rl.errors import ConfigError
+from maml_rl.policies import NormalMLPPolicy
 from maml_rl.samplers.env_recipe import maker_of, pickled_recipe, placed
 from maml_rl.samplers.work.child.vector_env import ParallelVectorEnv
 
@@ -153,3 +155,6 @@ def test_environment_of_a_notebook_is_refused_with_the_remedy(wrap: Any, monkeyp
     monkeypatch.delattr(sys.modules["__main__"], "__file__")
     with pytest.raises(TypeError, match=message):
         pickled_recipe(recipe)
+    # Before a sampler starts any process.
+    with pytest.raises(TypeError, match=message):
+        MultiTaskSampler(wrap(FaultyEnv), {}, 2, NormalMLPPolicy(2, 1, (4,)), num_workers=2)

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,21 +11,18 @@ import torch
 
 from maml_rl import LinearFeatureBaseline, MultiTaskSampler, adapt, get_policy_for_env
 from maml_rl.baseline import make_baseline
-from maml_rl.envs import make_vector_env
 from maml_rl.errors import TaskError
 from maml_rl.policies import NormalMLPPolicy, Policy
 from tests.envs.third_party import SplitEnv
 
 pytestmark = [pytest.mark.usefixtures("forked_workers"), pytest.mark.slow, pytest.mark.timeout(120)]
 
-FAMILIES = ["2DNavigation-v0", "HalfCheetahVel-v5", "TabularMDP-v0"]
 
-
+@cache
 def digests(env_name: str, **options: Any) -> list[str]:
     """Sample two iterations of two phases, the second with separate parameters for every task."""
-    with closing(make_vector_env(env_name)) as env:
-        policy = get_policy_for_env(env, (8,), "tanh")
-        baseline = make_baseline("linear", env.single_observation_space)
+    spaces = MultiTaskSampler.spaces(env_name)
+    policy, baseline = get_policy_for_env(spaces, (8,), "tanh"), make_baseline("linear", spaces.observation_space)
     # An odd number of slots.
     settings = {"batch_size": 3, "seed": 0, "num_workers": 0, "max_episode_steps": 7, **options}
     with MultiTaskSampler(env_name, {}, policy=policy, baseline=baseline, **settings) as sampler:
@@ -53,24 +50,20 @@ def make_sampler(policy: Policy, env_name: Any = "2DNavigation-v0", **options: A
     return MultiTaskSampler(env_name, {}, policy=policy, baseline=LinearFeatureBaseline(policy.input_size), **settings)
 
 
+# `work/child/test_child_backend.py` has the start method "spawn".
 @pytest.mark.parametrize(
-    ("env_name", "inference"), [(FAMILIES[0], "central"), (FAMILIES[1], "auto"), (FAMILIES[2], "auto")]
+    ("env_name", "options"),
+    [
+        *(("HalfCheetahVel-v5", {"num_workers": number}) for number in (1, 3)),
+        ("TabularMDP-v0", {"num_workers": 20}),
+        ("TabularMDP-v0", {"num_workers": 3, "inference": "central"}),
+        ("TabularMDP-v0", {"num_workers": 5, "num_groups": 3}),
+        ("HalfCheetahVel-v5", {"num_workers": 2, "start_method": "forkserver"}),
+    ],
+    ids=str,
 )
-def test_episodes_are_bit_identical_for_any_number_of_workers(env_name: str, inference: str) -> None:
-    in_process = digests(env_name, num_workers=0)
-    for num_workers in (1, 3, 20):
-        assert digests(env_name, num_workers=num_workers, inference=inference) == in_process, num_workers
-
-
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
-def test_episodes_are_bit_identical_for_any_start_method(start_method: str) -> None:
-    expected = digests("HalfCheetahVel-v5", num_workers=0)
-    assert digests("HalfCheetahVel-v5", num_workers=2, start_method=start_method) == expected
-
-
-def test_episodes_are_bit_identical_when_groups_of_children_take_turns() -> None:
-    in_process = digests("TabularMDP-v0", num_workers=0)
-    assert digests("TabularMDP-v0", num_workers=5, num_groups=3) == in_process
+def test_episodes_are_bit_identical_with_any_workers(env_name: str, options: dict[str, Any]) -> None:
+    assert digests(env_name, **options) == digests(env_name)
 
 
 def test_episodes_of_every_slot_are_correct_however_late_children_answer() -> None:
@@ -87,7 +80,7 @@ def test_episodes_of_every_slot_are_correct_however_late_children_answer() -> No
 
 
 def test_seed_zero_is_a_seed_and_another_seed_gives_other_episodes(policy: NormalMLPPolicy) -> None:
-    found = [digests("2DNavigation-v0", seed=seed) for seed in (0, 0, 1)]
+    found = [digests.__wrapped__("2DNavigation-v0", seed=seed) for seed in (0, 0, 1)]
     assert found[0] == found[1]
     assert not set(found[0]) & set(found[2])
 

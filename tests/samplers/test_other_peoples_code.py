@@ -290,12 +290,6 @@ def test_constructors_that_draw_globally_make_one_family_everywhere() -> None:
     assert len(digests) == 1
 
 
-@pytest.mark.timeout(120)
-def test_environment_that_draws_globally_is_the_same_under_a_fork_server() -> None:
-    forked = sampled(DrawsGlobally, **PLACEMENTS["in children"])
-    assert sampled(DrawsGlobally, num_workers=2, start_method="forkserver").digest() == forked.digest()
-
-
 class Busy(WalkEnv):
     """Raises `Retry` once, and notes the error."""
 

@@ -82,8 +82,8 @@ def test_return_of_each_member_is_that_of_its_weights_stepped_by_hand() -> None:
 
 def test_returns_do_not_depend_on_the_number_of_workers() -> None:
     weights = members(navigator(), 5)
-    found = [generations(make_evaluator(num_workers, episodes=2), weights) for num_workers in (0, 2, 9)]
-    assert all(other == found[0] for other in found[1:])
+    found = [generations(make_evaluator(num_workers, episodes=2), weights) for num_workers in (0, 2)]
+    assert found[0] == found[1]
 
 
 def test_evaluator_takes_a_whole_placement() -> None:
@@ -150,7 +150,7 @@ def test_drawn_task_depends_only_on_the_seed() -> None:
 
 def test_each_member_may_have_a_task_of_its_own() -> None:
     weights = members(navigator(), 3)
-    with make_evaluator(2, episodes=2) as evaluator:
+    with make_evaluator(episodes=2) as evaluator:
         tasks = evaluator.sample_tasks(3)
         together = evaluator.evaluate(weights, tasks)
     for number, task in enumerate(tasks):

@@ -14,7 +14,6 @@ import torch
 from hosted_learning import NUM_TASKS, Learned, config_of, learn, learned_here, learned_once
 from hosts_in_memory import Hosts, put_on_hosts
 
-from maml_rl.config.placement import Placement
 from maml_rl.derivatives import ROOM, EpisodeStore, LocalStore
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
@@ -52,11 +51,17 @@ def test_slots_of_blocks_reach_from_first_to_last_with_the_tasks_of_the_blocks()
 
 
 @pytest.mark.parametrize("algorithm", once_a_kind(ALGORITHMS))
-def test_parameters_and_metrics_have_the_same_bytes_for_any_number_of_hosts(algorithm: str) -> None:
+def test_hosts_that_are_lost_in_all_stages_change_no_byte(algorithm: str) -> None:
     expected = learned_once(algorithm)
     assert len({each["digest"] for each in expected.metrics}) == 2
-    for num_hosts in (1, 2, 5) if algorithm == "maml-trpo" else (3,):
-        assert on_hosts(algorithm, num_hosts)[0] == expected, num_hosts
+    found, hosts = on_hosts(algorithm, 3, losses=0.08)
+    assert hosts.lost > (0 if algorithm == "reptile" else 5)
+    assert found == expected
+
+
+@pytest.mark.parametrize("num_hosts", [1, 5])
+def test_parameters_and_metrics_have_the_same_bytes_for_any_number_of_hosts(num_hosts: int) -> None:
+    assert on_hosts("maml-trpo", num_hosts)[0] == learned_once("maml-trpo")
 
 
 @pytest.mark.parametrize("algorithm", ["maml-trpo", "promp", "rl2", "varibad"])
@@ -82,19 +87,16 @@ def test_episodes_that_end_early_have_the_same_bytes() -> None:
     assert on_hosts("maml-trpo", 2, iterations=1, **settings)[0] == expected
 
 
-@pytest.mark.parametrize(("algorithm", "losses"), [("maml-trpo", 0.08), ("rl2", 0.08)])
-def test_hosts_that_are_lost_in_all_stages_change_no_byte(algorithm: str, losses: float) -> None:
-    found, hosts = on_hosts(algorithm, 3, losses)
-    assert hosts.lost > 5
-    assert found == learned_once(algorithm)
-
-
 @pytest.mark.parametrize(
     "settings",
     [
-        {"algorithm-settings": {"curvature-fraction": 0.5}},
         {"algorithm-settings": {"inner-loss": "likelihood-ratio", "differentiate-divisor": True}, "num-steps": 2},
-        {"baseline": "zero", "bootstrap": False, "slots-per-task": 2},
+        {
+            "baseline": "zero",
+            "bootstrap": False,
+            "slots-per-task": 2,
+            "algorithm-settings": {"curvature-fraction": 0.5},
+        },
         {"num-steps": 2, "algorithm-settings": {"first-order": True}},
     ],
 )
@@ -227,8 +229,6 @@ def test_update_in_the_workers_is_refused_where_it_is_impossible() -> None:
         experiment = make_experiment(config)
         with pytest.raises(ConfigError, match=message):
             make_sampler(experiment)
-    with pytest.raises(ValueError, match="update='workers' needs workers in which the policy acts"):
-        Placement(update="workers", num_workers=0)
     experiment = make_experiment(config_of("maml-trpo", update="workers"))
     with pytest.raises(ConfigError, match="update='workers' needs workers in which the policy acts"):
         make_sampler(experiment)

@@ -28,7 +28,7 @@ def undisturbed() -> list[str]:
 
 
 # One for each use of workers; `work/child/test_faults.py` has a death at every place.
-@pytest.mark.parametrize(("fault", "place"), [("kill", "make"), ("kill", "sample_tasks"), ("segfault", HORIZON - 1)])
+@pytest.mark.parametrize(("fault", "place"), [("kill", "sample_tasks"), ("segfault", HORIZON - 1)])
 def test_episodes_are_bit_identical_after_a_death(
     fault: str, place: Any, undisturbed: list[str], tmp_path: Path
 ) -> None:

@@ -339,9 +339,7 @@ def test_episodes_are_bit_identical_with_one_transfer_each_way_per_step(
     env_name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def digest() -> str:
-        env = make_vector_env(env_name)
-        policy = get_policy_for_env(env, (8,), "tanh")
-        env.close()
+        policy = get_policy_for_env(MultiTaskSampler.spaces(env_name), (8,), "tanh")
         with MultiTaskSampler(env_name, {}, 3, policy, seed=0, max_episode_steps=6, **options) as sampler:
             return sampler.rollout(sampler.sample_tasks(5)).digest()
 
@@ -394,12 +392,8 @@ class Shapeless(Counting):
         self.place = place
 
     def initial_memory(self, num: int) -> Memory:
-        match self.place:
-            case "rows":
-                return (torch.zeros(1, 4),)
-            case "list":
-                return [torch.zeros(num, 4)]  # type: ignore[return-value]
-        return (torch.zeros(num, 4),)
+        memory = (torch.zeros(1 if self.place == "rows" else num, 4),)
+        return list(memory) if self.place == "list" else memory  # type: ignore[return-value]
 
     def act(
         self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,12 +61,11 @@ def sample_faulty(num_workers: int, options: dict[str, Any] | None = None, **fau
         return sampler.rollout([{"goal": 0.0}, {"goal": 1.0}, {"goal": 2.0}]).digest()
 
 
-@contextmanager
-def backend_of(policy: Any, env: Any = "2DNavigation-v0", num_workers: int = 2, **options: Any) -> Iterator[Any]:
-    """Return a backend whose tasks have two slots each."""
-    placement = Placement(num_workers=num_workers, **IN_CHILDREN, **options)
-    with closing(ProcessBackend(placement, Recipe.of(env, {}, 5), policy, 2)) as backend:
-        yield backend
+def backend_of(policy: Any) -> Any:
+    """Return a backend of two workers, whose tasks have two slots each, for a `with`."""
+    return closing(
+        ProcessBackend(Placement(num_workers=2, **IN_CHILDREN), Recipe.of("2DNavigation-v0", {}, 5), policy, 2)
+    )
 
 
 def sample(backend: ProcessBackend, policy: Any, number: int = 0, horizon: int = 5) -> TaskEpisodes:
@@ -111,19 +110,16 @@ def test_constants_of_the_policy_reach_the_children() -> None:
     torch.testing.assert_close(after, before + 5.0)
 
 
-@pytest.mark.slow
 # `test_faults.py` has a death at every place.
-@pytest.mark.parametrize("place", ["reset_task", "reset", HORIZON - 1])
+@pytest.mark.slow
 def test_killed_child_is_replaced_and_the_phase_is_bit_identical(
-    place: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    marker = str(tmp_path / "marker")
-    found = sample_faulty(2, fault="kill", place=place, marker=marker, slot_task=1.0)
-    assert os.path.exists(marker)
-    assert found == sample_faulty(0)
-    (record,) = caplog.records
-    doing = f"in step {place}" if isinstance(place, int) else f"in {place}"
-    assert f"SIGKILL (by a user, or by the kernel when memory ran out) {doing} with the tasks" in record.getMessage()
+    marker, last = tmp_path / "marker", HORIZON - 1
+    found = sample_faulty(2, fault="kill", place=last, marker=str(marker), slot_task=1.0)
+    assert (marker.exists(), found) == (True, sample_faulty(0))
+    assert f"when memory ran out) in step {last} with the tasks" in caplog.messages[0]
+    assert len(caplog.messages) == 1
 
 
 @pytest.mark.slow
@@ -134,35 +130,6 @@ def test_hung_child_is_shown_with_task_step_and_stack_and_killed() -> None:
     with pytest.raises(ChildEnvTimeout, match=shown):
         sample_faulty(2, {"step_timeout": 1.0}, fault="hang_with_gil", place=2, slot_task=1.0)
     assert time.monotonic() - start < 30.0
-
-
-class LingeringEnv(FaultyEnv):
-    """Takes long for every step."""
-
-    def step(self, action: Any) -> Any:
-        time.sleep(0.1)
-        observation, reward, _, _, info = super().step(action)
-        return observation, reward, False, False, info
-
-
-@pytest.mark.slow
-def test_slots_of_a_phase_may_take_longer_together_than_the_time_of_one() -> None:
-    # Six slots of one worker take 1.2 s.
-    assert sample_faulty(1, {"step_timeout": 0.6}, fault="work", place=1) == sample_faulty(0)
-
-
-@pytest.mark.slow
-def test_phase_whose_worker_dies_too_often_ends_although_another_still_samples() -> None:
-    policy = NormalMLPPolicy(2, 1, (4,), "tanh")
-    env = partial(LingeringEnv, fault="kill", place=0, slot_task=1.0)
-    with backend_of(policy, env, max_restarts=1) as backend:
-        # A phase of 1,000 steps would take 100 seconds.
-        long = Phase(({"goal": 0.0}, {"goal": 1.0}), policy, None, PhaseStreams(0, 0, 0), 2, 1000)
-        start = time.monotonic()
-        with pytest.raises(ChildEnvError, match=r"worker 1 of .* died 2 times in one phase, more often than max_"):
-            backend.run(long, NULL_TIMER)
-        assert time.monotonic() - start < 40.0
-        assert backend.pids == []
 
 
 @pytest.mark.slow
@@ -192,14 +159,11 @@ class DrawsThirds(FaultyEnv):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("inference", ["worker", "central"])
-def test_workers_draw_and_act_in_the_default_type_of_the_main_process(
-    inference: Any, request: pytest.FixtureRequest
-) -> None:
+def test_workers_draw_and_act_in_the_default_type_of_the_main_process(request: pytest.FixtureRequest) -> None:
     request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
     torch.set_default_dtype(torch.float64)
     found = []
-    for place in ({"num_workers": 0}, {"num_workers": 1, "start_method": "spawn", "inference": inference}):
+    for place in ({"num_workers": 0}, {"num_workers": 1, "start_method": "spawn", "inference": "worker"}):
         with MultiTaskSampler(DrawsThirds, {}, 2, InDefaultType(), seed=0, max_episode_steps=3, **place) as sampler:
             tasks = sampler.sample_tasks(2)
             found.append((tasks[0]["goal"], sampler.rollout(tasks).digest()))
@@ -229,11 +193,9 @@ def test_policy_that_cannot_be_pickled_is_refused_by_name() -> None:
 
 CUT: dict[str, dict[str, Any]] = {
     "images": {"env_name": "PixelNavigation-v0"},
-    "memory": {"env_name": "2DNavigation-v0"},
     "memory over waves": {"env_name": "2DNavigation-v0", "slots_per_task": 2, "reset_memory_each_episode": True},
     "infos over waves": {"env_name": SlowEnv, "slots_per_task": 2},
     "threads over waves": {"env_name": SlowEnv, "stepping": "threads", "slots_per_task": 2},
-    "deterministic": {"env_name": "2DNavigation-v0"},
 }
 
 
@@ -248,13 +210,12 @@ def test_episodes_do_not_depend_on_the_cut(name: str) -> None:
     for value in params.values():
         value += torch.arange(3.0).reshape(3, *(1,) * (value.dim() - 1)) * 0.01
     found = []
-    for num_workers in (0, 2, 5, 9):
+    for num_workers in (0, 2, 9):
         placement = IN_CHILDREN if num_workers else {}
         with MultiTaskSampler(policy=policy, num_workers=num_workers, **options, **placement) as sampler:
             tasks = sampler.sample_tasks(3)
-            sampled = [sampler.rollout(tasks, given, deterministic=name == "deterministic") for given in (None, params)]
-            found.append([each.digest() for each in sampled])
-    assert found == found[:1] * 4
+            found.append([sampler.rollout(tasks, given).digest() for given in (None, params)])
+    assert found == found[:1] * 3
 
 
 # Updates.
@@ -264,12 +225,6 @@ def in_workers(algorithm: str, iterations: int = 2, num_workers: int = 2, **sett
     experiment = make_experiment(config_of(algorithm, **{"num-workers": num_workers, "update": "workers", **settings}))
     with make_sampler(experiment, num_workers=num_workers) as sampler:
         return learn(experiment, sampler, iterations, on_hosts=True)
-
-
-# One of gradient steps and one of trials; `test_remote_store.py` has all kinds. There may be more workers than blocks.
-@pytest.mark.parametrize(("algorithm", "num_workers"), [("maml-trpo", 2), ("maml-trpo", 5), ("rl2", 2)])
-def test_parameters_and_metrics_are_those_of_an_update_in_this_process(algorithm: str, num_workers: int) -> None:
-    assert learned_once(algorithm) == in_workers(algorithm, num_workers=num_workers)
 
 
 @pytest.mark.parametrize("algorithm", ["maml-trpo", "rl2"])
@@ -406,15 +361,14 @@ def test_worker_that_is_stopped_in_an_update_hangs_after_step_timeout(in_two: An
         batch.map(wait_for, str(tmp_path / "never"))
 
 
-def test_workers_keep_nothing_of_earlier_batches_even_without_blocks_of_their_own() -> None:
+def test_more_workers_than_blocks_change_no_byte_and_keep_no_earlier_batch() -> None:
     experiment = make_experiment(config_of("maml-trpo", update="workers", **{"num-workers": 5}))
     with make_sampler(experiment, num_workers=5) as sampler:
-        for number in range(2):
-            batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
-            experiment.metalearner.learn(batch, number)
-        first = batch._reference.number
+        assert learn(experiment, sampler, 2, on_hosts=True) == learned_once("maml-trpo")
+        batch = experiment.metalearner.collect(sampler, sampler.sample_tasks(NUM_TASKS))
+        experiment.metalearner.learn(batch, 2)
         objects = [worker.objects for worker in sampler._workers.backend.env.pool.living()]
-    assert all(min(of_worker) == first for of_worker in objects)
+    assert {min(of_worker) for of_worker in objects} == {batch._reference.number}
 
 
 def test_whole_trials_are_read_from_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,7 +401,11 @@ def test_run_leaves_its_updates_to_four_workers_and_has_the_same_bytes(
     found = []
     for num_workers in (0, 4):
         asked.clear()
-        train(config_of("maml-trpo", update="auto"), folder := tmp_path / str(num_workers), num_workers=num_workers)
+        train(
+            config_of("maml-trpo", update="auto", **{"num-batches": 2}),
+            folder := tmp_path / str(num_workers),
+            num_workers=num_workers,
+        )
         assert any(asked) == (num_workers == 4)
         checkpoint = latest_intact(folder / CHECKPOINTS)
         tensors = {path.name: path.read_bytes() for path in checkpoint[0].glob("*.safetensors")}
@@ -549,10 +507,9 @@ def workers_of(folder: Path, phase: int) -> dict[int, set[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("observe_last", [False, True])
-def test_idle_workers_take_the_next_tasks_when_their_times_differ_much(tmp_path: Path, observe_last: bool) -> None:
-    found = sampled(partial(UnevenEnv, str(tmp_path), 0.09), observe_last)
-    assert found == sampled(UnevenEnv, observe_last, num_workers=0)
+def test_idle_workers_take_the_next_tasks_when_their_times_differ_much(tmp_path: Path) -> None:
+    found = sampled(partial(UnevenEnv, str(tmp_path), 0.09), observe_last=True)
+    assert found == sampled(UnevenEnv, observe_last=True, num_workers=0)
     first, second = (workers_of(tmp_path, phase) for phase in (0, 1))
     # At first each worker has its own tasks, and one worker has all the slow ones.
     assert len(set.union(*(first[task] for task in range(SLOW)))) == 1

@@ -104,12 +104,11 @@ def test_garbage_of_the_parent_is_not_collected_in_a_forked_child(tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_fork_server_may_die_or_hang_like_any_process(number: int) -> None:
+def test_fork_server_may_die_like_any_process() -> None:
     before = child_processes()
     with make_parallel(options={"start_method": "forkserver"}) as vector_env:
         (server,) = (process for process in child_processes() - before if process.pid not in vector_env.pids)
-        server.send_signal(number)
+        server.kill()
         np.testing.assert_array_equal(play_until_through(vector_env), play_in_process())
         os.kill(vector_env.pids[1], signal.SIGKILL)
         np.testing.assert_array_equal(play_until_through(vector_env), play_in_process())
@@ -157,8 +156,8 @@ def test_environment_may_be_defined_in_the_main_script(run: Run) -> None:
         gymnasium.register("Mine-v0", MyEnv, max_episode_steps=4)
 
         if __name__ == "__main__":
-            for start_method, env in (("forkserver", MyEnv), ("spawn", "Mine-v0")):
-                with ParallelVectorEnv(env, num_envs=2, num_workers=2, start_method=start_method) as vector_env:
+            for env in (MyEnv, "Mine-v0"):
+                with ParallelVectorEnv(env, num_envs=2, num_workers=2) as vector_env:
                     print(vector_env.reset(seed=0)[0].shape, vector_env.max_episode_steps)
     """
     assert finish(run(code)) == (0, "(2, 2) None\n(2, 2) 4\n", "")
@@ -214,10 +213,7 @@ def test_lack_of_shared_memory_or_descriptors_is_a_clear_error(run: Run) -> None
     assert number == "2"
 
 
-@pytest.mark.parametrize("max_restarts", [0, 2])
-def test_fork_server_that_dies_again_and_again_ends_in_an_error_with_the_remedy(
-    max_restarts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fork_server_that_dies_again_and_again_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     starts = []
 
     def spawn(self: Launcher, ends: ParentEnds, statements: str) -> ChildProcess:
@@ -227,13 +223,13 @@ def test_fork_server_that_dies_again_and_again_ends_in_an_error_with_the_remedy(
     start = Launcher._spawn
     monkeypatch.setattr(Launcher, "_spawn", spawn)
     message = (
-        rf"was lost {max_restarts + 1} times in a row, more often than max_restarts={max_restarts} allows; "
+        r"was lost 2 times in a row, more often than max_restarts=1 allows; "
         r"the last one exited with status 1; look for what ends it .*raise max_restarts, or use start_method='spawn'"
     )
     with pytest.raises(ChildEnvError, match=message) as caught:
-        make_parallel(options={"start_method": "forkserver", "max_restarts": max_restarts})
+        make_parallel(options={"start_method": "forkserver", "max_restarts": 1})
     assert "\n" not in str(caught.value)
-    assert len(starts) == max_restarts + 1
+    assert len(starts) == 2
 
 
 def test_fork_server_that_starts_slowly_may_take_as_long_as_step_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
