@@ -62,25 +62,16 @@ class Problem:
 
 @NETWORKS
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradient_of_a_loss_is_the_slope_of_the_loss(
-    kind: str, nonlinearity: str, hidden_sizes: tuple[int, ...], automatic: bool
-) -> None:
-    problem = Problem(make_policy(kind, nonlinearity, hidden_sizes), automatic)
-    _, gradient = problem.differentiate(problem.parameters)
-    slopes = problem.differences(lambda parameters: problem.differentiate(parameters)[0])
-    torch.testing.assert_close((gradient * problem.vectors).sum(1), slopes, rtol=1e-7, atol=1e-9)
-
-
-@NETWORKS
-@pytest.mark.parametrize("kind", KINDS)
-def test_hessian_product_is_the_slope_of_the_gradient(
+def test_gradient_is_the_slope_of_the_loss_and_hessian_product_that_of_the_gradient(
     kind: str, nonlinearity: str, hidden_sizes: tuple[int, ...], automatic: bool
 ) -> None:
     problem = Problem(make_policy(kind, nonlinearity, hidden_sizes), automatic)
     with torch.no_grad():
         linearization = problem.at(problem.parameters)
-        linearization.differentiate(loss_of(problem.samples), twice=True)
+        _, gradient = linearization.differentiate(loss_of(problem.samples), twice=True)
         product = linearization.hessian_product(problem.vectors)
+    slopes = problem.differences(lambda parameters: problem.differentiate(parameters)[0])
+    torch.testing.assert_close((gradient * problem.vectors).sum(1), slopes, rtol=1e-7, atol=1e-9)
     slopes = problem.differences(lambda parameters: problem.differentiate(parameters)[1])
     torch.testing.assert_close(product, slopes, rtol=1e-6, atol=1e-8)
 

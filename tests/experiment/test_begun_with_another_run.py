@@ -141,9 +141,8 @@ def test_last_update_that_leaves_an_infinite_number_diverges_and_is_not_saved(
 
 def test_state_that_is_saved_is_finite_and_an_error_names_what_is_not() -> None:
     fine = {"weight": torch.ones(2), "mask": torch.tensor([-torch.inf]), "count": torch.tensor([2**62])}
-    check_finite(
-        Checkpoint(3, fine, learner={"optimizer.0.exp_avg_sq": torch.tensor(3e38), "n": [1, [2.0]]}), {"weight"}
-    )
+    learner = {"optimizer.0.exp_avg_sq": torch.tensor(3e38), "n": [1, [2.0]]}
+    check_finite(Checkpoint(3, fine, learner=learner), {"weight"})
     for tensors, learner, named in (
         ({"weight": torch.tensor([0.0, 1e20])}, {}, "after iteration 3 the policy's 'weight' is 1e\\+20"),
         ({"weight": torch.tensor([torch.nan])}, {}, "'weight' is nan"),

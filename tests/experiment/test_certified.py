@@ -40,9 +40,7 @@ def test_tasks_are_the_certified_ones_and_of_the_family(name: str) -> None:
 def test_every_file_of_tasks_belongs_to_a_benchmark() -> None:
     files = {path.stem for path in certified.FOLDER.glob("*.json")} - {"benchmarks", "references"}
     assert files == set(BENCHMARKS)
-
-
-def test_gridnavi_has_every_goal_once() -> None:
+    # GridNavi has every goal once.
     goals = {tuple(task["goal"]) for task in BENCHMARKS["gridnavi-v1"].tasks()}
     corner = {(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0)}
     assert goals == {(float(x), float(y)) for x in range(5) for y in range(5)} - corner

@@ -109,9 +109,7 @@ def test_sequence_begins_like_a_trial_without_a_last_step() -> None:
     assert observations.shape == (3, 16, 1 + ARMS + 2)
     assert not observations[0].any()
     assert torch.equal(observations[1:, :, 1 : 1 + ARMS].argmax(-1), actions[:-1])
-
-
-def test_sequences_may_be_longer_than_the_context_as_trials_are() -> None:
+    # It may be longer than the context, as trials are.
     learner = make(context=3, sequence_length=PULLS)
     observations, actions = learner.draw(np.random.default_rng(0))
     assert observations.shape[:2] == actions.shape == (PULLS, 16)

@@ -320,14 +320,11 @@ def test_modules_of_users_learn_through_their_memory(with_values: bool) -> None:
     assert all(not torch.equal(one, other) for one, other in zip(before, module.parameters(), strict=True))
 
 
-def test_policies_that_the_learner_cannot_train_are_refused() -> None:
+def test_policies_that_the_learner_cannot_train_and_several_slots_are_refused() -> None:
     with pytest.raises(TypeError, match="CategoricalMLPPolicy has none; use GRUPolicy"):
         RL2(CategoricalMLPPolicy(3, 4), None)
     with pytest.raises(TypeError, match="this GRUPolicy predicts no rewards; make a GRUPolicy with predict_rewards"):
         make_learner(make_policy(), reward_prediction_coefficient=1.0)
-
-
-def test_a_trial_needs_one_slot() -> None:
     policy = GRUPolicy(spaces.Box(-1.0, 1.0, (1 + 5 + 2,)), spaces.Discrete(5), 4)
     with (
         MultiTaskSampler("Bandit-K5-v0", {}, 2, policy, num_workers=0, observe_last=True) as sampler,
