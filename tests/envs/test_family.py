@@ -22,6 +22,7 @@ from gymnasium.vector import AutoresetMode
 
 from maml_rl.envs import FAMILIES, MetaVectorEnv, check_meta_env, make_vector_env
 from maml_rl.envs.families.navigation import Navigation2DVectorEnv
+from maml_rl.errors import TaskError
 from maml_rl.spaces import is_image
 from tests.envs.contract import (
     BASES,
@@ -364,12 +365,13 @@ def test_deep_copies_share_the_model() -> None:
 
 
 @pytest.mark.slow
-def test_episodes_of_full_length_are_bit_identical_to_single_environments(stepping_env_id: str) -> None:
+def test_whole_episodes_are_bit_identical_to_single_environments(stepping_env_id: str) -> None:
     """Each slot has a task and a seed of its own, and some are reset while the others continue."""
-    batch: Any = make_vector_env(stepping_env_id, {}, 3)
+    limit = min(40, FAMILIES[stepping_env_id].max_episode_steps or 40)
+    batch: Any = make_vector_env(stepping_env_id, {}, 3, max_episode_steps=limit)
     tasks = batch.sample_tasks(3, seed=1)
     batch.reset_task(tasks)
-    singles: list[Any] = [gymnasium.make(stepping_env_id, task=task) for task in tasks]
+    singles: list[Any] = [gymnasium.make(stepping_env_id, task=task, max_episode_steps=limit) for task in tasks]
     seeds = [2**40, 0, 77]
     observations, infos = batch.reset(seed=seeds)
     for slot, (single, seed) in enumerate(zip(singles, seeds, strict=True)):
@@ -443,8 +445,8 @@ def test_single_environment_passes_gymnasiums_checker(stepping_env_id: str) -> N
     env.close()
 
 
-def test_single_environment_passes_stable_baselines3s_checker(stepping_env_id: str, stable_baselines3: Any) -> None:
-    env = gymnasium.make(stepping_env_id)
+def test_single_environment_passes_stable_baselines3s_checker(base_env_id: str, stable_baselines3: Any) -> None:
+    env = gymnasium.make(base_env_id)
     with warnings.catch_warnings():
         for opinion in OPINIONS:
             warnings.filterwarnings("ignore", opinion)
@@ -463,8 +465,8 @@ def test_stable_baselines3_can_make_single_environments(base_env_id: str, stable
 
 # Random actions do not reach the goal of a family with sparse rewards.
 @pytest.mark.filterwarnings("ignore:every task gave the reward (0.0|-0.1)")
-def test_single_environment_passes_our_checker(env_id: str) -> None:
-    env = gymnasium.make(env_id)
+def test_single_environment_passes_our_checker(stepping_env_id: str) -> None:
+    env = gymnasium.make(stepping_env_id)
     check_meta_env(env)
     env.close()
 
@@ -504,6 +506,64 @@ def test_wrong_arguments_of_a_family_are_refused_by_name(base_env_id: str) -> No
     env_class = type(gymnasium.make(base_env_id).unwrapped)
     with pytest.raises(TypeError, match="never truncates; pass max_episode_steps"):
         env_class(max_episode_steps=3)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "arguments", "message"),
+    [
+        ("Bandit-K5-v0", {"k": 0}, "k must be an integer of at least 1, got 0"),
+        ("Bandit-K5-v0", {"pulls": 0}, "pulls must be an integer of at least 1, got 0"),
+        ("GaussianBandit-K5-v0", {"std": -1.0}, r"std must not be negative, got -1\.0"),
+        ("TabularMDP-v0", {"num_states": 0}, "num_states must be an integer of at least 1"),
+        ("TabularMDP-v0", {"num_actions": -1}, "num_actions must be an integer of at least 1"),
+        ("2DNavigation-v0", {"low": 0.5, "high": 0.5}, r"low must be below high, got 0\.5 and 0\.5"),
+        *(("2DNavigation-v0", {"low": low}, "low must be a finite number") for low in (np.nan, -np.inf, None, True)),
+        ("2DNavigation-v0", {"high": "1"}, "high must be a finite number, got '1'"),
+        ("PointGoal-v0", {"normalization_scale": 0.0}, r"normalization_scale must be positive, got 0\.0"),
+        *(("SemiCircle-v0", {name: "dense"}, f"{name} must be one of .*, got 'dense'") for name in ("start", "reward")),
+        ("DarkRoom-v0", {"size": 1}, "size must be an integer of at least 2"),
+        ("GridNavi-v0", {"width": 2, "height": 2}, "a grid of 2 x 2 cells has no room for a goal"),
+        ("HalfCheetahVel-v5", {"low": 2.0, "high": 1.0}, "low must be below high"),
+        ("HalfCheetahDir-v5", {"normalization_scale": np.nan}, "normalization_scale must be a finite number"),
+        ("AntPos-v5", {"low": 1.0, "high": 1.0}, "low must be below high"),
+        ("AntGoal-v5", {"radius": 0.0}, "radius must be positive"),
+        ("HopperRandParams-v5", {"log_scale_limit": 0.0}, "log_scale_limit must be positive"),
+    ],
+)
+def test_argument_out_of_its_range_is_refused_by_name(env_id: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_vector_env(env_id, arguments)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "entry", "change", "message"),
+    [
+        *(("Bandit-K5-v0", "mean", [number], "probabilities in") for number in (1.1, -0.1)),
+        *(("TabularMDP-v0", "transitions", row, "distributions") for row in ([0.4], [1.2], [1.5, -0.5])),
+        *(("DarkRoom-v0", "goal", cell, "a cell, two integers from 0 to 8") for cell in ([9.0], [-1.0], [0.5])),
+        ("GridNavi-v0", "goal", [5.0, 0.0], "a cell, integers from 0 to 4 and from 0 to 4"),
+        ("HalfCheetahDir-v5", "direction", [0.0], r"-1 or 1, got array\(0\.\)"),
+        *(("HopperRandParams-v5", "body_mass", [factor], "positive factors") for factor in (0.0, -1.0)),
+    ],
+)
+def test_task_out_of_its_range_is_refused_by_name(env_id: str, entry: str, change: list[float], message: str) -> None:
+    env = make_vector_env(env_id)
+    (task,) = env.sample_tasks(1, seed=0)
+    values = np.array(task[entry])
+    if env_id == "TabularMDP-v0":
+        values[0, 0] = 0.0
+    values.flat[: len(change)] = change
+    with pytest.raises(TaskError, match=f"entry {entry!r} of a task must be {message}"):
+        env.reset_task([{**task, entry: values}])
+
+
+@pytest.mark.parametrize(("env_id", "size", "colors"), [("DarkKeyDoor-v0", 252, 4), ("PointCorner-v0", 256, 3)])
+def test_picture_shows_what_is_hidden_in_colors_of_their_own(env_id: str, size: int, colors: int) -> None:
+    env = gymnasium.make(env_id, render_mode="rgb_array")
+    env.reset(seed=0)
+    picture: Any = env.render()
+    assert picture.shape == (size, size, 3)
+    assert len(np.unique(picture.reshape(-1, 3), axis=0)) >= colors
 
 
 class HasHelpers(Navigation2DVectorEnv):

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maml_rl.envs import PolarTaskSpace, TaskParameter, TaskSpace, make_vector_env
+from maml_rl.envs import FAMILIES, MetaVectorEnv, PolarTaskSpace, TaskParameter, TaskSpace, make_vector_env
 from maml_rl.envs.tasks import TaskEntry, own_drawn, own_task, parse_task, parse_tasks
 from maml_rl.errors import TaskError
 
@@ -100,27 +100,64 @@ def test_positions_are_made_from_angle_and_distance() -> None:
     assert space.values_of(task) == pytest.approx({"angle": 1.5 * np.pi, "distance": 2.0})
 
 
-def test_families_draw_from_the_ranges_that_they_declare(env_id: str) -> None:
-    env = make_vector_env(env_id)
-    space = env.task_space
-    if env_id in ("TabularMDP-v0", "Mixture-v0") or env_id.startswith("MetaWorld/"):
-        # Transitions are not independent numbers, the tasks of Meta-World are a list, and those of a mixture differ.
-        assert space is None
-        return
-    assert space is not None
-    space = pickle.loads(pickle.dumps(space))
+between, choice = TaskParameter.between, TaskParameter.choice
+CIRCLE, DIRECTION, CELL = between(0.0, 2.0 * np.pi), choice(-1.0, 1.0), choice(*range(9))
+ON_HALF_CIRCLE = {"angle": between(0.0, np.pi), "distance": choice(1.0)}
+BASES = {"body_mass": 1.5, "body_inertia": 1.5, "geom_friction": 1.5, "dof_damping": 1.3}
+# What the tasks of each family are made of, by the beginning of its id.
+DECLARED: dict[str, dict[str, TaskParameter]] = {
+    "Bandit": {"mean": between(0, 1)},
+    "GaussianBandit": {"mean": between(0, 1)},
+    "2DNavigation": {"goal": between(-0.5, 0.5)},
+    "PixelNavigation": {"goal": between(-0.5, 0.5)},
+    "PointGoal": {"goal": between(-1, 1)},
+    "SparsePointGoal": ON_HALF_CIRCLE,
+    "SemiCircle": ON_HALF_CIRCLE,
+    "PointCorner": {"goal": choice(-2.0, 2.0)},
+    "SparsePointCorner": {"goal": choice(-2.0, 2.0)},
+    "Wind": {"wind": between(-0.08, 0.08)},
+    # All cells of 5 x 5 outside of the 2 x 2 corner at the start.
+    "GridNavi": {"cell": choice(*(x * 5 + y for x in range(5) for y in range(5) if max(x, y) >= 2))},
+    "DarkRoom": {"goal": CELL},
+    "DarkKeyDoor": {"key": CELL, "door": CELL},
+    **{f"{body}Vel": {"velocity": between(0, 2)} for body in ("HalfCheetah", "Walker2D", "Hopper")},
+    "AntVel": {"velocity": between(0, 3)},
+    "SwimmerVel": {"velocity": between(0.1, 0.2)},
+    **{f"{body}Dir": {"direction": DIRECTION} for body in ("HalfCheetah", "Ant", "Walker2D")},
+    **{name: {"angle": CIRCLE} for name in ("AntDir2D", "HumanoidDir")},
+    "AntPos": {"position": between(-3, 3)},
+    "AntGoal": {"angle": CIRCLE, "distance": between(0, 3, "square")},
+    **{
+        f"{body}RandParams": {name: between(base**-3.0, base**3.0, "log") for name, base in BASES.items()}
+        for body in ("HalfCheetah", "Ant", "Walker2D", "Hopper")
+    },
+    "GymnaxPendulum": {"g": between(7, 13), "m": between(0.8, 1.2), "l": between(0.8, 1.2)},
+}
+
+
+def expect_declared(env: MetaVectorEnv, declared: dict[str, TaskParameter]) -> None:
+    """Expect that a family declares these parameters, and draws them independently from their distributions."""
+    assert env.task_space is not None
+    assert {name: parameter for name, (parameter, _) in env.task_space._entries.items()} == declared
+    space = pickle.loads(pickle.dumps(env.task_space))
     parameters = space.parameters
-    drawn = env.sample_tasks(200, seed=0)
+    number = 2000 if len(parameters) < 10 else 200
+    drawn = env.sample_tasks(number, seed=0)
     values = [space.values_of(task) for task in drawn]
+    columns = []
     for name in list(parameters)[:: max(1, len(parameters) // 8)]:
-        # Kolmogorov and Smirnov's distance to the uniform distribution, of the middles of ties.
-        quantiles = np.sort([parameters[name].quantile(value[name]) for value in values])
-        if parameters[name].values:
-            count = len(parameters[name].values)
+        quantiles = np.array([parameters[name].quantile(value[name]) for value in values])
+        if count := len(parameters[name].values):
+            distinct = np.unique([round(value[name], 12) for value in values])
+            np.testing.assert_array_equal(distinct, sorted(parameters[name].values))
             found = np.bincount(np.rint(quantiles * count).astype(int), minlength=count)
-            assert np.abs(found / 200 - 1.0 / count).max() < 0.15, name
+            assert np.abs(found - number / count).max() <= 4.0 * np.sqrt(number / count), name
         else:
-            assert np.abs(quantiles - (np.arange(200) + 0.5) / 200).max() < 0.14, name
+            # Kolmogorov and Smirnov's distance to the uniform distribution, of the middles of ties.
+            steps = (np.arange(number) + 0.5) / number
+            assert np.abs(np.sort(quantiles) - steps).max() < 2.0 / np.sqrt(number), name
+        columns += [quantiles] * (count != 1)
+    assert np.abs(np.corrcoef(columns) - np.eye(len(columns))).max() < 4.5 / np.sqrt(number)
     # Tasks made from the parameters are those of the family, even at the ends of the ranges.
     for corner in (0.0, np.nextafter(1.0, 0.0)):
         env.reset_task(space.tasks_at(np.full((1, len(parameters)), corner)))
@@ -130,10 +167,43 @@ def test_families_draw_from_the_ranges_that_they_declare(env_id: str) -> None:
         np.testing.assert_allclose(again[name], drawn[0][name], rtol=1e-12, atol=1e-12)
 
 
-def test_range_of_a_family_follows_its_arguments() -> None:
-    space = make_vector_env("HalfCheetahVel-v5", {"low": 1.0, "high": 3.0}).task_space
-    assert space is not None
-    assert space.parameters["velocity"].ranges == ((1.0, 3.0),)
+def test_families_draw_from_the_ranges_that_they_declare(env_id: str) -> None:
+    env: Any = make_vector_env(env_id)
+    if env_id in ("TabularMDP-v0", "Mixture-v0") or env_id.startswith("MetaWorld/"):
+        # Transitions are not independent numbers, the tasks of Meta-World are a list, and those of a mixture differ.
+        assert env.task_space is None
+        return
+    expect_declared(env, declared := DECLARED[env_id.split("-")[0]])
+    if FAMILIES[env_id].extra:
+        return
+    assert all(name in env.task_description for name in env.entries)
+    for name, parameter in declared.items():
+        if name != "angle" and parameter.scale == "linear" and parameter.ranges:
+            ((low, high),) = parameter.ranges
+            assert f"[{low:g}, {high:g}]" in env.task_description
+
+
+@pytest.mark.parametrize(
+    ("env_id", "arguments", "declared"),
+    [
+        ("2DNavigation-v0", {"low": 1.0, "high": 3.0}, {"goal": between(1, 3)}),
+        ("HalfCheetahVel-v5", {"low": 1.0, "high": 3.0}, {"velocity": between(1, 3)}),
+        ("AntVel-v5", {"low": 1.0, "high": 4.0}, {"velocity": between(1, 4)}),
+        ("SwimmerVel-v5", {"low": 1.0, "high": 4.0}, {"velocity": between(1, 4)}),
+        ("AntPos-v5", {"low": 1.0, "high": 3.0}, {"position": between(1, 3)}),
+        ("AntGoal-v5", {"radius": 2.0}, {"angle": CIRCLE, "distance": between(0, 2, "square")}),
+        (
+            "HopperRandParams-v5",
+            {"log_scale_limit": 0.1},
+            {name: between(base**-0.1, base**0.1, "log") for name, base in BASES.items()},
+        ),
+        ("DarkRoom-v0", {"size": 3}, {"goal": choice(0.0, 1.0, 2.0)}),
+        ("GridNavi-v0", {"width": 3, "height": 2}, {"cell": choice(4.0, 5.0)}),
+        ("GridNavi-v0", {"width": 1, "height": 4}, {"cell": choice(2.0, 3.0)}),
+    ],
+)
+def test_tasks_of_a_family_follow_its_arguments(env_id: str, arguments: Any, declared: Any) -> None:
+    expect_declared(make_vector_env(env_id, arguments), declared)
 
 
 ENTRIES = {"goal": TaskEntry((2,)), "speed": TaskEntry((), "positive", lambda speed: bool(speed > 0))}

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import gymnasium
 import numpy as np
-import pytest
 
 from maml_rl.envs import make_vector_env
 
@@ -64,32 +62,3 @@ def test_room_is_entered_in_the_middle_and_the_other_anywhere() -> None:
     assert make("DarkRoom-v0", {"goal": [0, 0]}).buffers.observations[0].argmax() == 4 * 9 + 4
     starts = make_vector_env("DarkKeyDoor-v0", {}, 8100).reset(seed=0)[0].sum(axis=0)
     np.testing.assert_allclose(starts, 100.0, rtol=0.4)
-
-
-@pytest.mark.parametrize("env_id", ["DarkRoom-v0", "DarkKeyDoor-v0"])
-def test_cells_of_tasks_are_equally_likely(env_id: str) -> None:
-    env: Any = make_vector_env(env_id, {"size": 3})
-    for name in env.entries:
-        cells = np.array([task[name] for task in env.sample_tasks(9000, seed=0)])
-        _, counts = np.unique(cells, axis=0, return_counts=True)
-        np.testing.assert_allclose(counts, [1000] * 9, rtol=0.15)
-
-
-@pytest.mark.parametrize("cell", [[9, 0], [0, -1], [0.5, 1.0]])
-def test_cell_outside_of_the_room_is_refused_by_name(cell: list[float]) -> None:
-    with pytest.raises(ValueError, match="entry 'goal' of a task must be a cell, two integers from 0 to 8"):
-        make("DarkRoom-v0", {"goal": cell})
-
-
-@pytest.mark.parametrize("size", [1, 0, 2.5])
-def test_room_that_is_too_small_is_refused(size: Any) -> None:
-    with pytest.raises(ValueError, match="size must be an integer of at least 2"):
-        make_vector_env("DarkRoom-v0", {"size": size})
-
-
-def test_picture_of_the_room_shows_the_hidden_cells() -> None:
-    env = gymnasium.make("DarkKeyDoor-v0", render_mode="rgb_array")
-    env.reset(seed=0)
-    picture: Any = env.render()
-    assert picture.shape == (252, 252, 3)
-    assert len(np.unique(picture.reshape(-1, 3), axis=0)) == 4

@@ -4,7 +4,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import pytest
 
 from maml_rl.envs import make_vector_env
 
@@ -42,31 +41,6 @@ def test_episode_has_fifteen_steps() -> None:
     env = gymnasium.make("GridNavi-v0")
     env.reset(seed=0)
     assert [env.step(UP)[3] for _ in range(15)] == [False] * 14 + [True]
-
-
-@pytest.mark.parametrize(("width", "height", "count"), [(5, 5, 21), (3, 2, 2), (3, 3, 5), (1, 4, 2)])
-def test_goals_are_all_cells_outside_of_the_corner_equally_likely(width: int, height: int, count: int) -> None:
-    env = make_vector_env("GridNavi-v0", {"width": width, "height": height})
-    goals = np.array([task["goal"] for task in env.sample_tasks(200 * count, seed=0)])
-    assert (goals.max(axis=1) >= 2).all()
-    cells, counts = np.unique(goals, axis=0, return_counts=True)
-    assert len(cells) == count
-    np.testing.assert_allclose(counts, 200, rtol=0.25)
-    assert env.task_space is not None
-    drawn = env.task_space.tasks_at((np.arange(count)[:, None] + 0.5) / count)
-    np.testing.assert_array_equal(np.unique([task["goal"] for task in drawn], axis=0), cells)
-    assert [env.task_space.values_of(task)["cell"] for task in drawn] == sorted(cells @ [height, 1])
-
-
-def test_grid_without_room_for_a_goal_is_refused() -> None:
-    with pytest.raises(ValueError, match="a grid of 2 x 2 cells has no room for a goal"):
-        make_vector_env("GridNavi-v0", {"width": 2, "height": 2})
-
-
-@pytest.mark.parametrize("cell", [[5, 0], [0, -1], [0.5, 1.0]])
-def test_cell_outside_of_the_grid_is_refused_by_name(cell: list[float]) -> None:
-    with pytest.raises(ValueError, match="entry 'goal' of a task must be a cell, integers from 0 to 4 and from 0 to 4"):
-        make_vector_env("GridNavi-v0").reset_task([{"goal": cell}])
 
 
 def test_picture_has_the_start_at_the_bottom_and_the_goal_at_its_cell() -> None:

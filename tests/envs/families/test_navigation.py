@@ -1,12 +1,11 @@
 """2D navigation against its definition, computed one step at a time."""
 
 import tracemalloc
-from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maml_rl.envs.families.navigation import Navigation2DEnv, Navigation2DVectorEnv, PixelNavigationVectorEnv
@@ -16,6 +15,7 @@ coordinates = st.floats(-0.5, 0.5)
 actions = st.tuples(st.floats(-1.0, 1.0), st.floats(-1.0, 1.0))
 
 
+@settings(max_examples=40)
 @given(st.tuples(coordinates, coordinates), st.lists(actions, min_size=1, max_size=10))
 def test_episode_follows_the_definition(goal: tuple[float, float], moves: list[tuple[float, float]]) -> None:
     env = Navigation2DEnv(task={"goal": goal})
@@ -43,12 +43,6 @@ def test_normalized_actions_stand_for_moves(scale: float) -> None:
     np.testing.assert_allclose(observations, [[0.1, -0.1], [0.05, 0.0], [0.1, -0.025]], rtol=1e-6)
 
 
-@pytest.mark.parametrize("scale", [0.0, np.nan, "1"])
-def test_bad_normalization_scale_is_refused(scale: Any) -> None:
-    with pytest.raises(ValueError, match="normalization_scale must be"):
-        Navigation2DVectorEnv(1, normalization_scale=scale)
-
-
 def test_arriving_in_one_coordinate_is_not_arriving() -> None:
     env = Navigation2DVectorEnv(3)
     env.reset_task([{"goal": [0.05, 0.3]}, {"goal": [0.3, 0.05]}, {"goal": [0.055, 0.045]}])
@@ -68,24 +62,6 @@ def test_arriving_in_the_last_step_terminates() -> None:
     result = single.step(np.array([0.1, 0.0], np.float32))
     assert (terminated.tolist(), truncated.tolist()) == ([True, False], [True, True])
     assert result[2:4] == (True, True)
-
-
-def test_goals_fill_the_square_evenly() -> None:
-    env = Navigation2DVectorEnv(1, low=1.0, high=3.0)
-    goals = np.array([task["goal"] for task in env.sample_tasks(20_000, seed=0)])
-    assert goals.shape == (20_000, 2)
-    assert goals.min() >= 1.0
-    assert goals.max() < 3.0
-    # 20,000 draws: five standard errors of a mean are 0.02, of a variance 0.011.
-    np.testing.assert_allclose(goals.mean(axis=0), 2.0, atol=0.02)
-    np.testing.assert_allclose(goals.var(axis=0), 1.0 / 3.0, atol=0.011)
-    assert abs(np.corrcoef(goals.T)[0, 1]) < 0.036
-
-
-@pytest.mark.parametrize(("low", "high"), [(0.5, 0.5), (np.nan, 1.0), (0.0, np.inf), (None, 1.0), (False, True)])
-def test_bad_bounds_are_refused(low: Any, high: Any) -> None:
-    with pytest.raises(ValueError, match=r"(low|high) must be"):
-        Navigation2DVectorEnv(1, low=low, high=high)
 
 
 def test_picture_shows_start_goal_and_path() -> None:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from maml_rl.envs.families.tabular_mdp import TabularMDPVectorEnv
-from maml_rl.errors import TaskError
 
 SLOTS = 60_000
 
@@ -79,22 +78,3 @@ def test_rounded_table_is_accepted_and_never_enters_an_impossible_state() -> Non
     assert (env._cumulative[:, :, :, 1] == 1.0).all()
     env.reset(seed=0)
     assert states_of(env.step(np.zeros(SLOTS, int))[0]).max() == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        *(
-            (
-                {"task": {"transitions": [[[0.5, 0.5]], [row]], "rewards_mean": [[0.0], [0.0]]}},
-                "'transitions' of a task must be distributions",
-            )
-            for row in ([0.5, 0.4], [0.6, 0.6], [1.5, -0.5])
-        ),
-        *(({"num_states": size}, "num_states must be an integer of at least 1") for size in (0, 1.5)),
-        ({"num_actions": -1}, "num_actions must be an integer of at least 1"),
-    ],
-)
-def test_bad_argument_or_task_is_refused_by_name(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(TaskError if "task" in arguments else ValueError, match=message):
-        TabularMDPVectorEnv(1, **{"num_states": 2, "num_actions": 1, **arguments})
