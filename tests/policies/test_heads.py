@@ -83,7 +83,6 @@ def test_default_target_entropy_counts_real_entries() -> None:
 
 POLICIES: dict[str, dict[str, Any]] = {
     "maml-trpo": {},
-    "gru": {"memory": "gru"},
     "rl2": {},
     "transformer": {"algorithm-settings": {"cell": "transformer", "layers": []}},
     "varibad": {},
@@ -97,7 +96,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", POLICIES)
 def test_policies_of_all_learners_act_and_are_scored_on_real_entries(name: str) -> None:
-    algorithm = {"gru": "maml-trpo", "transformer": "rl2"}.get(name, name)
+    algorithm = "rl2" if name == "transformer" else name
     values = {"env-name": MIXTURE["families"], "max-episode-steps": 4, **POLICIES[name]}
     experiment = make_experiment(small(algorithm).override(values))
     with make_sampler(experiment, num_workers=0) as sampler:
