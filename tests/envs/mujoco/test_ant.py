@@ -5,15 +5,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.mujoco.ant_v5 import AntEnv
 
-from maml_rl.envs.mujoco.ant import (
-    AntDir2DVectorEnv,
-    AntDirVectorEnv,
-    AntGoalVectorEnv,
-    AntPosVectorEnv,
-    AntVelVectorEnv,
-)
-
-FAMILIES = [AntVelVectorEnv, AntDirVectorEnv, AntPosVectorEnv]
+from maml_rl.envs.mujoco.ant import AntDir2DVectorEnv, AntDirVectorEnv, AntGoalVectorEnv
 
 
 def put(env, slot, qpos=None, qvel=None):
@@ -24,14 +16,17 @@ def put(env, slot, qpos=None, qvel=None):
 
 
 def test_steps_are_those_of_gymnasium(in_empty_folder):
-    """State, forward velocity, costs and health are those of Gymnasium's Ant-v5, until both fall."""
+    """State, forward velocity, costs and health are those of Gymnasium's Ant-v5, until both fall.
+
+    Contacts cost the forces at the start of the last substep, clipped.
+    """
     env = AntDirVectorEnv(2, task={"direction": 1}, max_episode_steps=None)
     reference = AntEnv(ctrl_cost_weight=0.005, healthy_reward=0.05)
     observations, _ = env.reset(seed=5)
     mujoco.mj_resetData(reference.model, reference.data)
     reference.set_state(env.physics.bind("qpos")[1].copy(), env.physics.bind("qvel")[1].copy())
     random = np.random.default_rng(2)
-    fell = False
+    fell = touched = False
     for _ in range(400):
         body = reference.data.body("torso")
         np.testing.assert_array_equal(observations[1, :15], reference.data.qpos.astype(np.float32))
@@ -40,6 +35,10 @@ def test_steps_are_those_of_gymnasium(in_empty_folder):
         np.testing.assert_array_equal(observations[1, 122:], body.xpos.astype(np.float32))
         actions = random.uniform(-1.0, 1.0, (2, 8))
         observations, rewards, terminated, _, infos = env.step(actions)
+        forces = np.clip(env.physics.bind("cfrc_ext").reshape(2, 84), -1.0, 1.0)
+        np.testing.assert_array_equal(observations[:, 29:113], forces.astype(np.float32))
+        assert infos["reward_contact"][1] == pytest.approx(-0.0005 * np.square(forces[1]).sum(), rel=1e-12)
+        touched = touched or infos["reward_contact"][1] < 0.0
         _, _, fell, _, info = reference.step(actions[1])
         assert terminated[1] == fell
         assert infos["reward_forward"][1] == pytest.approx(info["x_velocity"], rel=1e-12)
@@ -50,43 +49,9 @@ def test_steps_are_those_of_gymnasium(in_empty_folder):
         if fell:
             break
     assert fell
-    assert env.dt == pytest.approx(0.05)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_observation_and_contact_cost_hold_the_clipped_forces_of_all_bodies(family):
-    env = family(3)
-    env.reset(seed=0)
-    random = np.random.default_rng(0)
-    costs = []
-    for _ in range(40):
-        observations, _, _, _, infos = env.step(random.uniform(-1.0, 1.0, (3, 8)))
-        forces = np.clip(env.physics.bind("cfrc_ext").reshape(3, 84), -1.0, 1.0)
-        np.testing.assert_array_equal(observations[:, 29:113], forces.astype(np.float32))
-        active = infos["_reward_contact"]
-        np.testing.assert_allclose(infos["reward_contact"][active], -0.0005 * np.square(forces[active]).sum(axis=1))
-        costs.append(infos["reward_contact"].min())
-    assert min(costs) < 0.0
+    assert touched
     assert env.single_observation_space.shape == (125,)
-
-
-def test_rewards_follow_the_task_of_each_slot():
-    envs = [family(3) for family in FAMILIES]
-    keep, run, go = envs
-    keep.reset_task([{"velocity": velocity} for velocity in (0.0, 1.0, 3.0)])
-    run.reset_task([{"direction": direction} for direction in (1, -1, 1)])
-    go.reset_task([{"position": position} for position in ([0, 0], [3.0, -3.0], np.array([-1.0, 2.0]))])
-    for env in envs:
-        env.reset(seed=1)
-    before = keep.physics.bind("xpos")[:, 1, 0].copy()
-    kept, ran, gone = (env.step(np.full((3, 8), 0.5)) for env in envs)
-    place = keep.physics.bind("xpos")[:, 1, :2]
-    velocity = (place[:, 0] - before) / 0.05
-    rest = 0.05 - 0.005 * 8 * 0.25 + kept[4]["reward_contact"]
-    distance = np.abs(place - [[0, 0], [3, -3], [-1, 2]]).sum(axis=1)
-    np.testing.assert_allclose(kept[1], 1.0 - np.abs(velocity - [0.0, 1.0, 3.0]) + rest, rtol=1e-12)
-    np.testing.assert_allclose(ran[1], velocity * [1, -1, 1] + rest, rtol=1e-12)
-    np.testing.assert_allclose(gone[1], 4.0 - distance + rest, rtol=1e-12)
+    assert env.dt == pytest.approx(0.05)
 
 
 def test_episode_terminates_above_one_meter_below_a_fifth_and_when_not_finite(in_empty_folder, capfd):
@@ -107,14 +72,6 @@ def test_episode_terminates_above_one_meter_below_a_fifth_and_when_not_finite(in
     np.testing.assert_array_equal(frozen[1:], observations[1:])
     assert (frozen[0] != observations[0]).any()
     assert (rewards[1:] == 0.0).all()
-
-
-def test_positions_come_from_the_published_distribution():
-    places = np.array([task["position"] for task in AntPosVectorEnv().sample_tasks(4000, seed=0)])
-    assert places.shape == (4000, 2)
-    np.testing.assert_allclose(np.quantile(places, [0.0, 0.5, 1.0], axis=0).T, [[-3.0, 0.0, 3.0]] * 2, atol=0.12)
-    with pytest.raises(ValueError, match="low must be below high"):
-        AntPosVectorEnv(low=1.0, high=1.0)
 
 
 def test_direction_in_the_plane_and_goal_have_the_rewards_of_their_source():
@@ -149,15 +106,6 @@ def test_ant_with_a_goal_that_lies_on_its_back_does_not_terminate():
     high[2] = 3.0
     put(env, 0, high)
     assert not env.step(np.zeros((2, 8)))[2].any()
-
-
-def test_goals_have_the_distribution_of_their_source():
-    goals = np.array([task["goal"] for task in AntGoalVectorEnv().sample_tasks(4000, seed=0)])
-    distances = np.linalg.norm(goals, axis=1)
-    assert distances.max() <= 3.0
-    np.testing.assert_allclose(np.histogram(distances**2, 4, (0.0, 9.0))[0], 1000, rtol=0.12)
-    with pytest.raises(ValueError, match="radius must be positive"):
-        AntGoalVectorEnv(radius=0.0)
 
 
 def test_reward_for_surviving_may_be_a_whole_number():

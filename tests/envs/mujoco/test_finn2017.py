@@ -18,9 +18,9 @@ def center_of_mass_velocity(model, data):
     return momentum / model.body_mass.sum()
 
 
-def beside_mujoco(env_id, tasks, engine, model, steps):
+def beside_mujoco(env_id, tasks, model, steps):
     """Yield our results and plain MuJoCo's states after every step of one substep, a forward pass and real forces."""
-    env = make_vector_env(env_id, {"engine": engine}, len(tasks))
+    env = make_vector_env(env_id, {}, len(tasks))
     assert (env.dt, env.metadata["render_fps"]) == (model.opt.timestep, round(1.0 / model.opt.timestep))
     env.reset_task(tasks)
     env.reset(seed=3)
@@ -49,13 +49,13 @@ def beside_mujoco(env_id, tasks, engine, model, steps):
         (VELOCITY, [{"velocity": velocity} for velocity in (0.0, 0.7, 2.0)]),
     ],
 )
-def test_steps_are_those_of_plain_mujoco(env_id, tasks, engine, ordinary_model, in_empty_folder):
+def test_steps_are_those_of_plain_mujoco(env_id, tasks, ordinary_model, in_empty_folder):
     """One step of 0.01 s, then a forward pass; reward and last observations from the center of mass after the step."""
     # Gymnasium's model with rllab's options.
     model = ordinary_model("half_cheetah.xml")
     model.opt.timestep, model.opt.integrator = 0.01, mujoco.mjtIntegrator.mjINT_EULER
     touched = 0
-    for (observations, rewards, terminated, _, infos), datas in beside_mujoco(env_id, tasks, engine, model, 200):
+    for (observations, rewards, terminated, _, infos), datas in beside_mujoco(env_id, tasks, model, 200):
         assert not terminated.any()
         for slot, (data, task) in enumerate(zip(datas, tasks, strict=True)):
             expected = np.concatenate((data.qpos[1:], data.qvel, data.subtree_com[1])).astype(np.float32)
@@ -79,7 +79,7 @@ def test_steps_are_those_of_plain_mujoco(env_id, tasks, engine, ordinary_model, 
         ("AntPos-finn2017-v0", {"position": [1.0, -2.0]}),
     ],
 )
-def test_steps_of_the_ant_are_those_of_plain_mujoco(env_id, task, engine, ordinary_model, in_empty_folder):
+def test_steps_of_the_ant_are_those_of_plain_mujoco(env_id, task, ordinary_model, in_empty_folder):
     """One Runge-Kutta step of 0.02 s, then a forward pass and the contact forces of the state after it."""
     model = ordinary_model("ant.xml")
     model.opt.timestep = 0.02
@@ -88,7 +88,7 @@ def test_steps_of_the_ant_are_those_of_plain_mujoco(env_id, task, engine, ordina
     # Torques of at most 150.
     np.testing.assert_array_equal(model.actuator_gear[:, 0] * model.actuator_ctrlrange[:, 1], [150.0] * 8)
     touched = 0
-    for (observations, rewards, terminated, _, _), datas in beside_mujoco(env_id, [task] * 2, engine, model, 40):
+    for (observations, rewards, terminated, _, _), datas in beside_mujoco(env_id, [task] * 2, model, 40):
         for slot, data in enumerate(datas):
             forces = np.clip(data.cfrc_ext, -1.0, 1.0).ravel()
             seen = (data.qpos, data.qvel, forces, data.xmat[1], data.subtree_com[1])

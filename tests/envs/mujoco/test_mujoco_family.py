@@ -26,12 +26,11 @@ def random_actions(num_steps, num_envs, scale=1.0):
     return np.random.default_rng(0).uniform(-scale, scale, (num_steps, num_envs, 6)).astype(np.float32)
 
 
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_engines_and_threads_give_the_same_bits(engine, num_threads):
-    actions, seeds = random_actions(205, 5), np.arange(5)
-    reference = episode(HalfCheetahVelVectorEnv(5, engine="mujoco"), actions, seeds)
-    env = HalfCheetahVelVectorEnv(5, engine=engine, num_threads=num_threads)
-    for ours, theirs in zip(episode(env, actions, seeds), reference, strict=True):
+def test_engines_and_threads_give_the_same_bits(engine):
+    actions, seeds = random_actions(60, 5), np.arange(5)
+    reference = HalfCheetahVelVectorEnv(5, engine="mujoco"), HalfCheetahVelVectorEnv(5, engine=engine, num_threads=2)
+    assert (reference[1].physics.engine, reference[1].physics._num_threads) == (engine, 2)
+    for theirs, ours in zip(*(episode(env, actions, seeds) for env in reference), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
@@ -47,19 +46,9 @@ def test_actions_are_rescaled_from_the_normalization_scale_and_clipped():
         np.testing.assert_array_equal(one, three)
     assert (scaled_env.single_action_space.low == -4.0).all()
     assert (scaled_env.single_action_space.high == 4.0).all()
-    with pytest.raises(ValueError, match="normalization_scale must be a finite number"):
-        HalfCheetahDirVectorEnv(normalization_scale=np.nan)
     np.testing.assert_array_equal(
         scaled_env.controls(np.array([-9.0, -4.0, -1.0, 0.0, 2.0, 4.0])), [-1.0, -1.0, -0.25, 0.0, 0.5, 1.0]
     )
-
-
-def test_episode_is_truncated_at_200_steps_by_default_and_never_terminates():
-    history = episode(HalfCheetahDirVectorEnv(2), random_actions(200, 2), np.arange(2))
-    terminated, truncated = np.array(history[3::4]), np.array(history[4::4])
-    assert not terminated.any()
-    assert not truncated[:-1].any()
-    assert truncated[-1].all()
 
 
 def test_non_finite_state_appears_in_the_observation_instead_of_a_silent_reset(in_empty_folder, capfd):
@@ -113,21 +102,6 @@ def test_model_equals_the_ordinary_one_except_for_resets_of_non_finite_states(xm
     reference = ordinary_model(xml_name)
     reference.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)
     assert saved(load_model(xml_name)) == saved(reference)
-
-
-def test_total_mass_of_the_cheetah_is_that_of_its_file():
-    model = load_model("half_cheetah.xml")
-    assert model.body_mass.sum() == pytest.approx(14.0, rel=1e-12)
-    assert model.body_subtreemass[1] == pytest.approx(14.0, rel=1e-12)
-
-
-def test_contact_forces_add_one_sensor_and_no_body_or_joint(ordinary_model):
-    model, reference = load_model("ant.xml", contact_forces=True), ordinary_model("ant.xml")
-    assert model.nsensor == 1
-    for size in ("nq", "nv", "nbody", "ngeom", "nsite", "nu", "na"):
-        assert getattr(model, size) == getattr(reference, size)
-    np.testing.assert_array_equal(model.body_mass, reference.body_mass)
-    np.testing.assert_array_equal(model.dof_M0, reference.dof_M0)
 
 
 def test_model_is_loaded_once_per_process():
