@@ -77,7 +77,7 @@ def test_place_of_torchs_generator_is_read_in_memory_and_moves_with_every_draw()
 
 
 FIRST_TO_IMPORT_TORCH = """
-import sys
+import os, sys
 import numpy as np
 from maml_rl.envs import global_generators, make_vector_env
 from tests.envs.third_party import WalkEnv
@@ -102,10 +102,8 @@ class Imports(WalkEnv):
         _, *rest = super().step(action)
         return np.array([self.draw("step"), self.drawn]), *rest
 
-global_generators.STEPS_TRIED = int(sys.argv[2])
-for _ in range(2):
-    assert ("torch" in sys.modules) == bool(_)
-    env = make_vector_env(Imports, {"call": sys.argv[1]}, 2)
+def observed(call):
+    env = make_vector_env(Imports, {"call": call}, 2)
     env.reset_task([{"slope": 0.5}] * 2)
     seen = []
     for _ in range(2):
@@ -113,18 +111,31 @@ for _ in range(2):
         for _ in range(3):
             seen.append(env.step(np.zeros((2, 1), np.float32))[0].copy())
     env.close()
-    print(np.array(seen[4:]).tolist())
+    return np.array(seen).reshape(2, 4, 2, 2)
+
+for call, steps_tried in (("constructor", 100), ("step", 0), ("step", 100)):
+    if not (child := os.fork()):
+        global_generators.STEPS_TRIED = steps_tried
+        assert "torch" not in sys.modules
+        first = observed(call)
+        assert "torch" in sys.modules
+        again = observed(call)
+        assert (first[..., 1] == again[..., 1]).all(), (call, steps_tried)
+        for episode, slot in np.ndindex(2, 2):
+            # An episode may begin again at its first draw, and has then one less.
+            drawn, wanted = (list(filter(None, seen[episode, :, slot, 0])) for seen in (first, again))
+            assert drawn == wanted[: len(drawn)], (call, steps_tried)
+            assert call == "constructor" or len(drawn) >= 2
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 """
 
 
-# Each starts an interpreter that imports torch.
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked here")
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("call", "steps_tried"), [("constructor", 100), ("step", 0), ("step", 100)])
-def test_first_call_that_imports_torch_draws_as_later_ones_do(call: str, steps_tried: int) -> None:
-    command = [sys.executable, "-c", FIRST_TO_IMPORT_TORCH, call, str(steps_tried)]
-    lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout.splitlines()
-    assert len(lines) == 2
-    assert lines[0] == lines[1]
+def test_first_call_that_imports_torch_draws_as_later_ones_do() -> None:
+    """Three processes import torch, each in another call."""
+    subprocess.run([sys.executable, "-c", FIRST_TO_IMPORT_TORCH], check=True, timeout=100)
 
 
 @pytest.mark.parametrize("steps_tried", [0, 2, 100])
@@ -133,23 +144,18 @@ def test_policy_may_draw_from_global_generators_between_steps(
 ) -> None:
     """What others draw is not repeated, and not taken for what the environment draws."""
     monkeypatch.setattr(global_generators, "STEPS_TRIED", steps_tried)
+    numpy, python = np.random.RandomState(3), random.Random(3)
+    expected = [(numpy.standard_normal(), python.gauss(0.0, 1.0)) for _ in range(7)]
     states = np.random.get_state(), random.getstate()
-    np.random.seed(3)
-    random.seed(3)
-    before = np.random.get_state()
-    expected = [np.random.standard_normal() for _ in range(7)], [random.gauss(0.0, 1.0) for _ in range(7)]
-    np.random.set_state(before)
-    random.seed(3)
     for make_env in (Draws, WalkEnv):
         np.random.seed(3)
         random.seed(3)
-        drawn: tuple[list[float], list[float]] = ([], [])
+        drawn = []
         with closing(SerialVectorEnv(make_env, 2)) as env:
             env.reset(seed=0)
             for _ in range(7):
-                drawn[0].append(np.random.standard_normal())
-                drawn[1].append(random.gauss(0.0, 1.0))
-                env.step(np.zeros(env.action_space.shape, env.action_space.dtype))
+                drawn.append((np.random.standard_normal(), random.gauss(0.0, 1.0)))
+                env.step(np.zeros((2, 1), np.float32))
             assert env._generators.used is (make_env is Draws)
         assert drawn == expected
     np.random.set_state(states[0])
