@@ -377,25 +377,3 @@ def test_error_about_the_end_of_an_episode_names_slot_and_task(made: Any, messag
         pytest.raises(ChildEnvError, match=rf"in slot 2 with the task {{'slope': 1.0}}.*in step 0.*{message}"),
     ):
         sampler.rollout([{"slope": 0.5}, {"slope": 0.7}, {"slope": 1.0}])
-
-
-@pytest.mark.parametrize("mode", AutoresetMode)
-def test_slot_that_is_over_stays_as_it_is_whatever_it_does_unseen(mode: AutoresetMode) -> None:
-    env = make_vector_env(lambda num_envs: LimitedBatch(num_envs, mode), {}, 2)
-    env.reset_task([{"slope": 1.0}] * 2)
-    env.reset_buffers(np.arange(2))
-    before = None
-    for step in range(8):
-        env.step_send(0, np.array([[0.5], [0.01 * step]], np.float32))
-        env.step_recv()
-        buffers = env.buffers
-        seen = [array[0].copy() for array in (buffers.observations, buffers.terminated, buffers.truncated)]
-        if before is not None:
-            for array, same in zip(seen, before, strict=True):
-                np.testing.assert_array_equal(array, same)
-            assert buffers.rewards[0] == 0.0
-        elif buffers.terminated[0]:
-            before = seen
-    assert before is not None
-    assert buffers.over.all()
-    env.close()

@@ -62,8 +62,7 @@ def test_reset_task_changes_the_rewards_and_survives_reset(tasked_vector_env: Me
     def rewards_under(tasks: list[Task]) -> NDArray[np.float64]:
         tasked_vector_env.reset_task(tasks)
         runs = [np.array(play(tasked_vector_env, seed)[2::4]) for seed in range(10)]
-        repeated = [np.array(play(tasked_vector_env, seed)[2::4]) for seed in range(10)]
-        np.testing.assert_array_equal(runs, repeated)
+        np.testing.assert_array_equal(play(tasked_vector_env, 0)[2::4], runs[0])
         return np.array(runs)
 
     tasks = tasked_vector_env.sample_tasks(20, seed=0)
@@ -137,13 +136,10 @@ def test_malformed_task_is_refused_by_name_and_changes_nothing(stepping_vector_e
     assert same(before, play(stepping_vector_env, 0))
 
 
-def test_task_of_another_family_is_refused_by_name(base_vector_env: MetaVectorEnv) -> None:
+def test_task_of_another_family_and_another_number_of_tasks_are_refused(base_vector_env: MetaVectorEnv) -> None:
     with pytest.raises(TaskError, match="slot 0: unknown entry 'unrelated' of a task; expected"):
         base_vector_env.reset_task([{"unrelated": 1.0}] * 4)
     with pytest.raises(TaskError, match="slot 0: a task is a dict"):
         base_vector_env.reset_task([1.0] * 4)  # type: ignore[list-item]
-
-
-def test_wrong_number_of_tasks_is_refused(base_vector_env: MetaVectorEnv) -> None:
     with pytest.raises(TaskError, match="one task for each of the 4 slots, got 3"):
         base_vector_env.reset_task(base_vector_env.sample_tasks(3))

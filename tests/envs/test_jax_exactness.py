@@ -1,5 +1,6 @@
 """Sampled episodes of families in JAX are those of plain loops of JAX, wherever they are sampled."""
 
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -46,6 +47,7 @@ def imported(env_id: str) -> None:
     import_module(SPECS[env_id].module)
 
 
+@cache
 def sample(env_id: str, seed: int, place: str) -> TaskEpisodes:
     """Sample trials of two episodes of two tasks, in each of two environments, with a memory."""
     _, kwargs, steps = FAMILIES[env_id]

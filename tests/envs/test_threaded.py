@@ -12,7 +12,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.wrappers import TimeLimit
 
 from maml_rl.envs import threaded
 from maml_rl.envs.calls import CallRules
@@ -51,12 +50,6 @@ class Stops(Hangs):
     async def step(self, action: Any) -> Any:
         asyncio.get_running_loop().stop()
         await asyncio.sleep(20)
-
-
-class EndsAtItsLimit(Hangs):
-    async def step(self, action: Any) -> Any:
-        observation, reward, _, *rest = await super().step(action)
-        return observation, reward, self.steps == 2, *rest
 
 
 @pytest.fixture
@@ -178,13 +171,6 @@ def test_event_loop_that_has_ended_is_an_error() -> None:
         env.step_send(0, ACTION)
         with pytest.raises(RuntimeError, match=r"the event loop .* has ended: something called its method stop"):
             env.step_recv()
-
-
-def test_episode_that_terminates_at_its_time_limit_is_truncated_as_by_gymnasium() -> None:
-    with closing(ThreadedVectorEnv(lambda: TimeLimit(EndsAtItsLimit(), 2), 1)) as env:
-        env.reset_task([{"slope": 1.0}])
-        env.reset(seed=0)
-        assert [tuple(map(bool, env.step(ACTION)[2:4])) for _ in range(2)] == [(False, False), (True, True)]
 
 
 class Bound(gymnasium.Wrapper[Any, Any, Any, Any]):
