@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -65,6 +66,13 @@ def coins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def configs_are_read_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listing, "load_config", cache(load_config))
+        yield
 
 
 @pytest.fixture
@@ -158,13 +166,10 @@ def test_own_environment_trains_without_a_config_under_its_own_time_limit(coins:
     assert row["env_steps"] == 2 * 2 * 3 * limit
 
 
-def test_family_that_forgets_its_task_is_reported(coins: str, command: Command) -> None:
+def test_own_families_pass_the_check_and_one_that_forgets_its_task_does_not(coins: str, command: Command) -> None:
     error = command("check-env", "coins:ForgetfulEnv", code=1)
     assert "coins:ForgetfulEnv:" in error
     assert "reset" in error
-
-
-def test_own_families_pass_the_check(command: Command) -> None:
     shown = command("check-env", "2DNavigation-v0")
     assert shown.count("ok: ") == 2
     assert "\x1b" not in shown

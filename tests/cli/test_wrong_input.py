@@ -57,7 +57,6 @@ class RaisesLate(Base):
 
 for made in (function, *Base.__subclasses__()):
     gymnasium.register(f"Wrong{made.__name__}-v0", entry_point=made, max_episode_steps=5)
-gymnasium.register("WrongModule-v0", entry_point="gone.away:Missing", max_episode_steps=5)
 """
 
 FILES = {
@@ -165,14 +164,12 @@ ENVIRONMENT_CASES: list[Case] = [
             ("RaisesInInit", [raised_by('raise RuntimeError("no', "RuntimeError", ": no license for this host")]),
             ("Exits", [raised_by("sys.exit(5)", "SystemExit", ": 5")]),
             ("function", ["gymnasium.Env", "int"]),
-            ("Module", ["No module named 'gone'"]),
         )
     ],
     (train("--env-name", "wrong_envs:WrongRaisesLate-v0"), [raised_by("raise LookupError", "LookupError", ": ")]),
     (train("--env-name", "wrong_envs:Base"), ["is not an id", "gymnasium.register('Base-v0'"]),
     (check_env("wrong_envs:function"), ["makes int, which is not a gymnasium.Env", "derive"]),
     (check_env("\x1b[31mred"), ["\\x1b[31mred"]),
-    (train("--env-name", "json:Foo-v0"), ["unknown family 'Foo-v0'"]),
     (train("--env-name", "2DNavigation"), ["in the command line", "did you mean '2DNavigation-v0'"]),
     (train("--env-name", "CartPole-v1"), ["not a task family", "sample_tasks"]),
     (train("--config", "kwargs.yaml", "--env-kwargs", "{lo: 1}"), ["command line", "did you mean 'low'"]),
@@ -212,7 +209,7 @@ FILE_CASES: list[Case] = [
     (train("--output-folder", "study", "--seeds", "0", "1"), ["seed-1 holds another run; continue it with --resume"]),
     *[
         (train("--device", device), ["device", "--device", *words])
-        for device, words in (("meta", ["meta"]), ("cuda:99", ["cuda:99"]), ("", ["''"]))
+        for device, words in (("meta", ["meta"]), ("", ["''"]))
     ],
     *[
         (evaluate("--output", output, "--overwrite"), ["--output", *words])
@@ -241,7 +238,6 @@ FILE_CASES: list[Case] = [
         (evaluate(*options), words)
         for options, words in (
             (["--output", "file"], ["file exists", "--overwrite"]),
-            (["--save-tasks", "file"], ["file exists", "another --save-tasks"]),
             (["--checkpoint", "3"], ["no checkpoint of iteration 3", "kept are: 0, 1"]),
             (["--config", "wide.yaml", "--policy", POLICY], ["another architecture", "is (4,) there and (5,)"]),
             (["--tasks", "file", "--save-tasks", "more.json"], ["--tasks", "contradicts --save-tasks"]),
@@ -268,7 +264,6 @@ ZOO_CASES: list[Case] = [
     (["zoo", "add", "nowhere", "--name", "mine"], ["there is no folder nowhere", "choose"]),
     # A run folder whose config has been changed.
     (["zoo", "add", "edited", "--name", "mine"], ["edited/config.json is damaged or was edited", "SHA256SUMS"]),
-    (["test.py", "edited", "--num-workers", "0"], ["edited/config.json is damaged or was edited", "SHA256SUMS"]),
 ]
 
 WIDE = ["--episodes", "1", "--learner-settings", "{hidden-sizes: [2000, 2000]}"]
@@ -306,7 +301,6 @@ VALUE_CASES: list[Case] = [
             (["--algorithm-settings", "{max-lk: 1}"], ["unknown key 'max-lk'", "command line", "'max-kl'"]),
             (["--algorithm-settings", "7", "--max-kl", "1"], ["algorithm-settings", "a mapping"]),
             (["--device", "cpu", "--use-cuda"], ["--use-cuda", "contradicts"]),
-            (["--fast_lr", "0.1"], ["unrecognized arguments", "--fast_lr"]),
         )
     ],
     *[
@@ -402,7 +396,6 @@ VALUE_CASES: list[Case] = [
             (SEARCHED, ["fast-lrr=0.1:0.2"], ["'fast-lrr' in the settings that are searched; did you mean 'fast-lr'"]),
             (SEARCHED, ["cg-iters=0:3"], ["'cg-iters' in the settings that are searched: expected at least 1, got 0"]),
             (SEARCHED, ["fast-lr=0.1:1", "--env-steps", "nan"], ["expected a number above 0, got 'nan'"]),
-            (SEARCHED, ["fast-lr=0.1:1", "--env-steps=-5"], ["expected a number above 0, got '-5'"]),
             (SEARCHED, ["fast-lr=0.1:1", "--runs", "file/x"], ["cannot keep the trials in file/x/studies.db"]),
             ("ad/dark-room", ["algorithm-settings.learning-rate=1e-4:1e-3"], ["samples nothing in training"]),
         )
@@ -412,7 +405,6 @@ VALUE_CASES: list[Case] = [
     (["train", "ant-dir", "--config", "ant-vel"], ["two configs", "ant-dir", "ant-vel"]),
     (["test"], ["give a run"]),
     (["configs", "halfchetah"], ["no config has 'halfchetah' in its name"]),
-    (check_env("Nowhere-v0"), ["Nowhere-v0", "cannot be made"]),
     (["test.py", "nosuch", "--num-workers", "0"], ["there is no run folder 'nosuch'", "no config of that name"]),
     (["test.py", "zoo:2d-navigatoin"], ["the zoo has no policy '2d-navigatoin'; did you mean '2d-navigation'"]),
     (evaluate("--benchmark", "wind-v2"), ["there is no benchmark 'wind-v2'; did you mean 'wind-v1'"]),

@@ -17,12 +17,10 @@ def test_every_config_of_the_repository_is_shipped_under_its_path_and_a_short_na
         assert find_config(f"{name}.yaml") == path
 
 
-def test_short_name_means_the_config_of_maml() -> None:
+def test_short_name_means_the_config_of_maml(tmp_path: Path) -> None:
     assert find_config("2d-navigation") == SHIPPED / "maml" / "2d-navigation.yaml"
     assert find_config("bandit-k5-n10") == SHIPPED / "maml" / "bandit" / "bandit-k5-n10.yaml"
     assert find_config("finn2017/2d-navigation") == SHIPPED / "finn2017" / "2d-navigation.yaml"
-
-
-def test_run_is_named_after_its_config(tmp_path: Path) -> None:
+    # A run is named after its config.
     assert name_of(ROOT / "configs" / "finn2017" / "2d-navigation.yaml") == "finn2017/2d-navigation"
     assert name_of(tmp_path / "configs" / "tram.yaml") == "tram"

@@ -182,8 +182,5 @@ def test_config_of_a_mapping_is_that_of_a_file_and_is_overridden_like_it(values:
     for change in changes:
         assert of_mapping.override(change).to_json() == of_file.override(change).to_json()
     assert of_mapping.override({"seed": 3}).override({"seed": 1}).seed == 1
-
-
-def test_config_of_arguments_is_overridden() -> None:
     config = Config(env_name="a", seed=3, placement=Placement(num_workers=2)).override({"num-batches": 7})
     assert (config.env_name, config.seed, config.placement.num_workers, config.num_batches) == ("a", 3, 2, 7)

@@ -11,7 +11,8 @@ from maml_rl.metalearners import algorithms, find_metalearner
 from tests.envs.contract import marks
 
 ROOT = Path(__file__).resolve().parents[2] / "configs"
-PATHS = sorted(ROOT.rglob("*.yaml"))
+CONFIGS = {path: load_config(path) for path in sorted(ROOT.rglob("*.yaml"))}
+PATHS = list(CONFIGS)
 NAMES = [str(path.relative_to(ROOT)) for path in PATHS]
 
 # The keys of pytorch-maml-rl's configs, which every config spells out.
@@ -48,11 +49,11 @@ ALGORITHMS = [name for name in algorithms() if name != "maml-trpo"]
 
 def test_every_family_and_every_algorithm_has_a_config() -> None:
     # Each class of families in JAX has a config.
-    names = {load_config(path).env_name for path in PATHS}
+    names = {config.env_name for config in CONFIGS.values()}
     in_jax = {family.name for name, family in FAMILIES.items() if family.extra == "jax" and name in names}
     assert in_jax == {family.name for family in FAMILIES.values() if family.extra == "jax"}
     # MAML-TRPO has a config for every other family, and for the benchmarks of Meta-World.
-    trained = {load_config(path).env_name for path in PATHS if path.parent.name in ("maml", "bandit", "finn2017")}
+    trained = {CONFIGS[path].env_name for path in PATHS if path.parent.name in ("maml", "bandit", "finn2017")}
     assert [name for name, family in FAMILIES.items() if not family.extra and name not in trained] == []
     assert set(NAMES) >= {f"metaworld/{benchmark}.yaml" for benchmark in ("ml1-reach", "ml10", "ml25", "ml45")}
     folders = {path.parent.name for path in PATHS}
@@ -63,12 +64,12 @@ def test_every_family_and_every_algorithm_has_a_config() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [pytest.param(path, marks=marks(load_config(path).env_name)) for path in PATHS], ids=NAMES
+    "path", [pytest.param(path, marks=marks(config.env_name)) for path, config in CONFIGS.items()], ids=NAMES
 )
 def test_config_can_be_made_and_spells_out_the_familiar_keys_under_comments(path: Path) -> None:
     lines = path.read_text().splitlines()
     keys = [line.split(":")[0] for line in lines if line and line[0] not in "# "]
-    config = load_config(path)
+    config = CONFIGS[path]
     algorithm = path.parent.name if path.parent.name in ALGORITHMS else "maml-trpo"
     assert config.algorithm == algorithm
     if algorithm == "maml-trpo":
@@ -95,7 +96,7 @@ def test_config_can_be_made_and_spells_out_the_familiar_keys_under_comments(path
 
 
 def test_configs_of_finn_2017_have_its_network_batch_and_horizon() -> None:
-    configs = {path.stem: load_config(path) for path in (ROOT / "finn2017").glob("*.yaml")}
+    configs = {path.stem: config for path, config in CONFIGS.items() if path.parent.name == "finn2017"}
     navigation, cheetah = configs.pop("2d-navigation"), configs["halfcheetah-dir"]
     for config in configs.values():
         assert config.env_name.endswith("-finn2017-v0")

@@ -28,9 +28,7 @@ def message_of(text: str | bytes) -> str:
 def test_duplicate_keys_and_files_without_a_mapping_are_refused(text: str, words: list[str]) -> None:
     message = message_of(text)
     assert all(word in message for word in words)
-
-
-def test_mappings_in_a_list_may_share_keys() -> None:
+    # Mappings in a list may share keys.
     assert parse_mapping("x: [{y: 1}, {y: 2}]", "x.yaml").values == {"x": [{"y": 1}, {"y": 2}]}
 
 

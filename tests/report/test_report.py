@@ -65,12 +65,17 @@ def test_every_problem_gets_a_sentence_and_the_rest_is_still_made(
         assert title in page
 
 
-def test_names_of_runs_cannot_inject_markup(navigation_runs: Path, tmp_path: Path) -> None:
+def test_names_of_runs_cannot_inject_markup_and_every_setting_is_a_row(navigation_runs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "<img src=x onerror=alert(1)>"
     shutil.copytree(navigation_runs / "seed-0", folder)
     page = write_report([folder], tmp_path / "report.html", tasks=0).read_text()
     assert "<img" not in page
     assert "&lt;img src=x" in page
+    settings = page.split("Settings</h2>")[1]
+    changed, _, others = settings.partition("settings with their defaults")
+    assert '<th scope="row">cg-iters</th><td><code>2</code>' in changed
+    assert '<th scope="row">max-kl</th><td><code>0.01</code>' in others
+    assert "algorithm-settings" not in settings
 
 
 def test_families_have_charts_of_their_own(navigation_runs: Path, cheetah_run: Path, tmp_path: Path) -> None:
@@ -125,15 +130,6 @@ def test_report_of_several_runs_is_written_to_their_common_folder(
     monkeypatch.chdir(tmp_path)
     assert write_report(["runs/seed-0", "runs/seed-1"], tasks=0) == Path("runs/report.html")
     assert write_report([Path("runs/seed-0"), tmp_path / "runs" / "seed-1"], tasks=0) == Path("report.html")
-
-
-def test_settings_of_the_algorithm_are_rows_of_their_own(navigation_runs: Path, tmp_path: Path) -> None:
-    page = write_report([navigation_runs / "seed-0"], tmp_path / "report.html", tasks=0).read_text()
-    settings = page.split("Settings</h2>")[1]
-    changed, _, others = settings.partition("settings with their defaults")
-    assert '<th scope="row">cg-iters</th><td><code>2</code>' in changed
-    assert '<th scope="row">max-kl</th><td><code>0.01</code>' in others
-    assert "algorithm-settings" not in settings
 
 
 def test_report_shows_which_of_its_steps_is_next(tmp_path: Path, navigation_runs: Path) -> None:

@@ -198,9 +198,7 @@ def test_whatever_drawing_raises_is_a_sentence(painted_episodes: SampledEvaluati
 def test_family_that_draws_itself_has_videos(painted_episodes: SampledEvaluation, wrong: str) -> None:
     picture, _ = drawn_with(painted_episodes, wrong)
     assert picture is not None
-
-
-def test_family_whose_constructor_takes_no_render_mode_gets_a_sentence(painted_episodes: SampledEvaluation) -> None:
+    # Not so one whose constructor takes no render_mode.
     config = painted_episodes.config.override({"env-name": "Unpainted-v0"})
     picture, (notice,) = videos.videos(replace(painted_episodes, config=config), 1)
     assert picture is None

@@ -176,9 +176,8 @@ def test_returns_that_are_very_skewed_are_warned_of() -> None:
 # Differences on the same tasks.
 
 
-@pytest.mark.parametrize("tasks", [20, 40])
-def test_interval_of_a_paired_difference_covers_it_and_is_narrower_than_unpaired(tasks: int) -> None:
-    rng = np.random.default_rng(tasks)
+def test_interval_of_a_paired_difference_covers_it_and_is_narrower_than_unpaired() -> None:
+    tasks, rng = 20, np.random.default_rng(20)
     # Log-normal returns of tasks that are hard or easy for both.
     hard = 0.8 * rng.normal(size=(tasks, COLUMNS))
     one, other = (np.exp(hard + 0.6 * rng.normal(size=(3, tasks, COLUMNS))) for _ in range(2))
@@ -202,9 +201,8 @@ def test_interval_of_a_paired_difference_covers_it_and_is_narrower_than_unpaired
     assert np.isnan(difference_interval(first, second[:1])[1:]).all()
 
 
-@pytest.mark.parametrize("tasks", [20, 40])
-def test_interval_of_a_difference_covers_it_where_each_side_has_other_tasks(tasks: int) -> None:
-    rng = np.random.default_rng(tasks)
+def test_interval_of_a_difference_covers_it_where_each_side_has_other_tasks() -> None:
+    tasks, rng = 20, np.random.default_rng(20)
     sides = [
         np.exp(0.8 * rng.normal(size=(tasks, COLUMNS)) + 0.2 * rng.normal(size=(3, tasks, COLUMNS))) for _ in range(2)
     ]
@@ -395,11 +393,9 @@ def test_few_adaptations_to_fixed_tasks_are_warned_of_and_skewed_ones_too() -> N
     fails = rng.normal(size=(20, 3))
     fails[0, 0] = -99.0
     assert "returns this skewed" in scope(fails)
-
-
-def test_trainings_are_warned_of_skewed_luck() -> None:
-    scope = interval_scope([evaluation_of(np.arange(30.0) + seed) for seed in range(3)])
-    assert "where their luck is skewed, they cover the truth in fewer cases" in scope
+    # Of several trainings it is their luck.
+    several = interval_scope([evaluation_of(np.arange(30.0) + seed) for seed in range(3)])
+    assert "where their luck is skewed, they cover the truth in fewer cases" in several
 
 
 # Ranges of returns that a family knows.

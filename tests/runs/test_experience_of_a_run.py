@@ -67,11 +67,14 @@ def segments(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "experience" / "trials").glob("*"))
 
 
-def test_resumed_run_has_the_experience_of_its_checkpoint(tmp_path: Path) -> None:
+def test_resumed_run_has_the_experience_of_its_checkpoint_and_a_new_one_none(tmp_path: Path) -> None:
     begin(tmp_path, 7)
     with resumed(tmp_path) as (run, learner):
         assert run.iteration == 6
         assert rewards(learner) == {4.0, 5.0}
+    assert segments(tmp_path)
+    with RunFolder(tmp_path, config_of(checkpoint_every=2), Learner(), overwrite=True):
+        assert not (tmp_path / "experience").exists()
 
 
 def test_run_that_was_killed_before_its_first_iteration_resumes(tmp_path: Path) -> None:
@@ -147,13 +150,6 @@ def test_disk_full_of_experience_leaves_a_checkpoint_that_resumes(
     with resumed(tmp_path) as (run, learner):
         assert run.iteration == 4
         assert rewards(learner) == {2.0, 3.0}
-
-
-def test_overwrite_removes_the_experience(tmp_path: Path) -> None:
-    begin(tmp_path, 4)
-    assert segments(tmp_path)
-    with RunFolder(tmp_path, config_of(checkpoint_every=2), Learner(), overwrite=True):
-        assert not (tmp_path / "experience").exists()
 
 
 def test_checkpoint_without_experience_is_refused_by_a_learner_of_experience(tmp_path: Path) -> None:

@@ -75,8 +75,7 @@ def test_package_that_is_installed_below_another_repository_has_no_commit(
     (installed / "__init__.py").write_text("")
     monkeypatch.setattr(system, "_PACKAGE_FOLDER", installed)
     assert system.describe_system()["commit"] is None
-
-
-def test_machine_without_git_has_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nor has one on a machine without git.
+    monkeypatch.undo()
     monkeypatch.setenv("PATH", "")
     assert system.describe_system()["commit"] is None
