@@ -164,13 +164,10 @@ def test_failure_of_either_of_two_parallel_parts_ends_the_run(tmp_path: Path, fa
     assert any(failing in line for line in asked)
 
 
-def test_failure_of_a_part_ends_the_run(tmp_path: Path) -> None:
+def test_failure_of_a_part_and_an_unknown_one_end_the_run(tmp_path: Path) -> None:
     code, asked, _ = run_parts(tmp_path, "nightly", "ray", failing="install")
     assert code != 0
     assert asked == ["1 install"]
-
-
-def test_unknown_part_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     code, asked, errors = run_parts(tmp_path, "lint")
     assert (code, asked) == (2, [])
     assert "unknown part 'lint'; use style, test, metaworld, others, jax, oldest, ray, pythons or nightly" in errors

@@ -39,6 +39,7 @@ from tests.shown_commands import check_command, fenced_blocks
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 # Plans of trainings whose tables and charts are on a page.
 PLANS = (COMPARISON, SUITE, read_plan(LONG))
 # Their blocks need only each other, and a run in runs/maml/2d-navigation.
@@ -84,13 +85,14 @@ def blocks(page: str, language: str) -> list[str]:
     return [code for of_block, code in fenced_blocks(PAGES[page]) if of_block == language]
 
 
-def command_lines() -> Iterator[tuple[str, str]]:
-    for page in PAGES:
-        for block in blocks(page, ""):
+def command_lines() -> Iterator[str]:
+    """Yield the command lines of the README and of all pages."""
+    for text in (README, *PAGES.values()):
+        for block in [code for language, code in fenced_blocks(text) if language == ""]:
             for line in block.replace("\\\n", " ").splitlines():
                 line = line.partition(" #")[0].strip()
                 if line.startswith(("python train.py", "python test.py", "maml-rl", "python -m maml_rl")):
-                    yield page, line
+                    yield line
 
 
 @pytest.fixture(scope="module")
@@ -265,7 +267,7 @@ def test_every_algorithm_has_a_page_with_example_settings_and_results_and_its_pa
 
 
 def test_every_file_of_results_is_named_beside_its_figures_and_every_chart_is_shown() -> None:
-    pages = "\n".join([*PAGES.values(), (ROOT / "README.md").read_text(encoding="utf-8")])
+    pages = "\n".join([*PAGES.values(), README])
     plans = {name for plan in PLANS for name in plan.families}
     folders = {path.name for path in (DOCS / "results").iterdir() if path.is_dir()}
     assert [name for name in folders - plans if f"docs/results/{name}" not in pages] == []
@@ -482,7 +484,7 @@ def test_recipes_and_versions_for_other_packages_are_those_that_are_tested() -> 
 
 
 def test_command_lines_name_existing_options_and_configs(capsys: pytest.CaptureFixture[str]) -> None:
-    for _, line in command_lines():
+    for line in command_lines():
         check_command(line.replace("python -m maml_rl.", "maml-rl "), capsys)
 
 
@@ -504,7 +506,7 @@ def test_citation_names_this_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert (citation["version"], citation["license"]) == (maml_rl.__version__, project["license"])
-    for text in (PAGES["cite.md"], (ROOT / "README.md").read_text(encoding="utf-8")):
+    for text in (PAGES["cite.md"], README):
         (entry,) = re.findall(r"@software\{maml_rl,.*?^\}", text, re.DOTALL | re.MULTILINE)
         assert f"version = {{{maml_rl.__version__}}}" in entry
 

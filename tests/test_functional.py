@@ -214,11 +214,8 @@ def test_categorical_closed_forms_equal_torch_distributions(size):
     p, q = Categorical(logits=logits), Categorical(logits=others)
     torch.testing.assert_close(functional.categorical_log_prob(logits, actions), p.log_prob(actions))
     torch.testing.assert_close(functional.categorical_kl(logits, others), kl_divergence(p, q))
-
-
-def test_categorical_divergences_with_an_impossible_action_are_finite():
-    logits = torch.tensor([0.0, 1.0, -1e4])
-    assert torch.isfinite(functional.categorical_kl(logits, logits + torch.tensor([0.1, 0.0, 0.0])))
+    impossible = torch.tensor([0.0, 1.0, -1e4])
+    assert torch.isfinite(functional.categorical_kl(impossible, impossible + torch.tensor([0.1, 0.0, 0.0])))
 
 
 def test_gaussian_fisher_product_of_one_deviation_for_all_keeps_its_shape():

@@ -16,7 +16,7 @@ from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.cli import main as cli
 from maml_rl.config.catalog import ZOO
 from maml_rl.experiment.zoo import EVALUATION
-from tests.shown_commands import check_command, fenced_blocks
+from tests.shown_commands import fenced_blocks
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -115,8 +115,3 @@ def test_pictures_come_first_and_exist() -> None:
     assert len(pictures) == 2
     assert all((ROOT / picture).is_file() for picture in pictures)
     assert len(re.findall("^- ", before, re.MULTILINE)) == 3
-
-
-@pytest.mark.parametrize("line", command_lines())
-def test_command_lines_name_existing_options_and_configs(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    check_command(line, capsys)

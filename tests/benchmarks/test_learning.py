@@ -154,7 +154,7 @@ def test_trainings_stop_when_the_time_is_over_and_are_resumed(done: tuple[Plan, 
     plan, folder = tiny_plan(tmp_path), done[1]
     choice = ("--methods", "promp", "--seeds", "1")
     train_tiny(plan, tmp_path, *choice, "--minutes", "0")
-    for _ in range(9):
+    for _ in range(4):
         # Long enough only for the current iteration.
         train_tiny(plan, tmp_path, *choice, "--minutes", "0.0001")
     train_tiny(plan, tmp_path, *choice)

@@ -19,18 +19,13 @@ def test_participants_alternate_and_consecutive_rounds_start_differently():
     assert order == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]
 
 
-def test_warmup_rounds_are_taken_and_not_counted():
+def test_warmup_rounds_are_not_counted_and_rows_keep_the_order_of_the_participants():
     values = iter([100.0, 1.0, 2.0, 4.0])
-    rows = take_turns([Participant("a", lambda: {"rate": next(values)})], repeats=3, warmup=1)
+    others = Participant("x", lambda: {"x1": 1.0, "x2": 2.0})
+    rows = take_turns([Participant("a", lambda: {"rate": next(values)}), others], repeats=3, warmup=1)
+    assert list(rows) == ["rate", "x1", "x2"]
     assert rows["rate"].values == [1.0, 2.0, 4.0]
     assert (rows["rate"].median, rows["rate"].low, rows["rate"].high) == (2.0, 1.0, 4.0)
-
-
-def test_rows_keep_the_order_of_the_participants():
-    rows = take_turns(
-        [Participant("x", lambda: {"x1": 1.0, "x2": 2.0}), Participant("y", lambda: {"y": 3.0})], repeats=2, warmup=1
-    )
-    assert list(rows) == ["x1", "x2", "y"]
 
 
 def test_row_of_two_participants_and_no_counted_round_are_refused():

@@ -44,10 +44,12 @@ def navigation_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_custom_family_takes_about_forty_lines() -> None:
+def test_custom_family_takes_about_forty_lines_and_custom_algorithm_about_sixty() -> None:
     text = (EXAMPLES / "custom_family.py").read_text()
     family = text[text.index("class TramEnv") : text.index("# The entry point")].strip().splitlines()
     assert len(family) <= 44
+    text = (EXAMPLES / "custom_algorithm.py").read_text()
+    assert len(text[: text.index("def main")].strip().splitlines()) <= 60
 
 
 def test_custom_family_can_be_named_in_a_config(
@@ -181,11 +183,6 @@ def test_custom_algorithm_trains_from_the_command_line_of_the_example(
     assert re.fullmatch(
         rf"iteration +0: return +{NUMBER} before and +{NUMBER} after adaptation\n", capsys.readouterr().out
     )
-
-
-def test_custom_algorithm_takes_about_sixty_lines() -> None:
-    text = (EXAMPLES / "custom_algorithm.py").read_text()
-    assert len(text[: text.index("def main")].strip().splitlines()) <= 60
 
 
 @pytest.mark.timeout(60)
