@@ -60,6 +60,7 @@ def test_own_policy_is_initialized_from_the_seed_without_the_global_random_state
 def test_own_policy_that_cannot_be_made_is_refused_in_one_line() -> None:
     for policy, message in (
         ("tests.experiment.own_policy:Unfit", "the distribution Categorical of Unfit has integer"),
+        ("tests.experiment.own_policy:Missing", ".*Missing"),
         ("tests.experiment.no_such_module:Policy", ".*no_such_module"),
     ):
         place = f"^'policy' in x.yaml, line 1: {policy} does not make a policy for 2DNavigation-v0: "

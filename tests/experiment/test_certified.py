@@ -91,6 +91,7 @@ def test_default_arguments_need_not_be_given_and_a_check_leaves_no_environment_o
         ({"env-kwargs": {"high": 1.0}}, 1, "environments with high: 0.5, and the policy was trained with 1.0; train"),
         ({"max-episode-steps": 50}, 1, "of 100 steps, and the policy was trained with 50; train it with --max-"),
         ({"method": "oracle"}, 0, "an oracle observes its task"),
+        ({"fast-batch-size": 30}, 1, "would adapt to 30; give --fast-batch-size 20"),
         ({}, 2, "allows 20 episodes before those .* adapt to 40; give --num-steps 1, or --fast-batch-size 10"),
     ],
 )

@@ -47,7 +47,7 @@ def settings(**values: Any) -> dict[str, Any]:
     [
         ("rl2", {"slots-per-task": 4}, "'slots-per-task' in .*: the episodes of a trial follow each other in one slot"),
         ("rl2", {"observe-last": False}, "'algorithm' in .*: rl2 learns from the last action and reward; add"),
-        ("ad", {"observe-last": False}, "ad learns from the last action"),
+        *((name, {"observe-last": False}, f"{name} learns from the last action") for name in ("rsac", "varibad", "ad")),
         ("pearl", {"method": "pretrain"}, "'method' in .*: pearl adapts without gradient steps"),
         (
             *("rl2", {"num-batches": 3} | settings(anneal_over=2)),
