@@ -9,7 +9,6 @@ import torch
 
 from maml_rl import MultiTaskSampler
 from maml_rl.config import load_config
-from maml_rl.envs import ObservedLastStep, make_vector_env
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.load_policy import load_policy
@@ -73,19 +72,3 @@ def test_loaded_policy_steps_through_a_trial_as_in_the_sampler(runs: Path) -> No
     assert memory is not None
     unrolled = policy.unroll(sampled.observations[0].transpose(0, 1).flatten(0, 1).unsqueeze(1))
     torch.testing.assert_close(memory[0], unrolled.memory[0])
-
-
-def test_loaded_policy_acts_through_a_trial_by_hand(runs: Path) -> None:
-    policy, memory, rng = load_policy(runs / "rl2"), None, np.random.default_rng(0)
-    env = make_vector_env(ObservedLastStep("TabularMDP-v0"), max_episode_steps=4)
-    env.reset_task(env.sample_tasks(1, seed=1))
-    rewards = []
-    for episode in range(EPISODES):
-        observation, _ = env.reset(seed=episode)
-        assert observation[0, -1] == (episode > 0)
-        while not env.buffers.truncated[0]:
-            action, memory = policy.choose(observation[0], memory, rng)
-            observation, reward, *_ = env.step(np.array([action]))
-            rewards.append(reward[0])
-    env.close()
-    assert len(rewards) == 4 * EPISODES
