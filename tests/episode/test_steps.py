@@ -6,21 +6,18 @@ import pytest
 import torch
 
 from maml_rl.episode import Steps, TaskEpisodes
+from maml_rl.policies import NormalMLPPolicy
+from tests import synthetic
+from tests.synthetic import randn
 
 GAMMA, LAMBDA = 0.9, 0.7
 
 
 def make_episodes(lengths: list[list[int]]) -> TaskEpisodes:
-    counts = torch.tensor(lengths)
-    grid = (len(lengths), int(counts.max()), len(lengths[0]))
-    generator = torch.Generator().manual_seed(0)
-    real = torch.arange(grid[1]).reshape(1, -1, 1) < counts.unsqueeze(1)
-    rewards = torch.randn(grid, generator=generator) * real
-    observations = torch.randn((*grid, 2), generator=generator) * real.unsqueeze(-1)
-    ends = torch.ones_like(counts, dtype=torch.bool)
-    return TaskEpisodes(
-        observations, rewards + 1.0, rewards, counts, ~ends, ends, torch.zeros(grid[0], grid[2], 2), log_probs=-rewards
-    )
+    episodes = synthetic.make_episodes(NormalMLPPolicy(3, 2), lengths, dtype=torch.float32)
+    episodes.rewards = randn(*episodes.rewards.shape) * episodes.mask
+    episodes.log_probs = -episodes.rewards
+    return episodes
 
 
 @pytest.mark.parametrize("lengths", [[[4, 4, 4, 4]], [[1, 3], [5, 2], [2, 0]]])
@@ -34,7 +31,7 @@ def test_episodes_of_a_trial_are_concatenated_and_returns_continue_across_their_
         assert trials.mask[:, task].tolist() == [1.0] * len(steps) + [0.0] * (len(trials.mask) - len(steps))
         for place, (t, b) in enumerate(steps):
             assert torch.equal(trials.observations[place, task], episodes.observations[task, t, b])
-            assert trials.actions[place, task] == episodes.actions[task, t, b]
+            assert torch.equal(trials.actions[place, task], episodes.actions[task, t, b])
             assert trials.rewards[place, task] == episodes.rewards[task, t, b]
             assert trials.log_probs is not None
             assert trials.log_probs[place, task] == -episodes.rewards[task, t, b]
@@ -71,10 +68,10 @@ def test_slots_of_a_task_are_trials_of_their_own() -> None:
 
 def test_observation_after_a_trial_is_the_one_after_its_last_real_step() -> None:
     trials = Steps.of_trials(make_episodes([[2, 1], [1, 0]]))
-    seen = torch.arange(6.0).reshape(3, 2, 1).expand(3, 2, 2)
+    seen = torch.arange(6.0).reshape(3, 2, 1).expand(3, 2, 3)
     ends = replace(trials, next_observations=seen).with_end()
-    assert ends[3, 0].tolist() == [4.0, 4.0]
-    assert ends[1, 1].tolist() == [1.0, 1.0]
+    assert ends[3, 0].tolist() == [4.0] * 3
+    assert ends[1, 1].tolist() == [1.0] * 3
     assert torch.equal(ends[:3, 0], trials.observations[:, 0])
     assert not ends[2:, 1].any()
 

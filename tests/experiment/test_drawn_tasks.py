@@ -53,13 +53,6 @@ class Notebook(TaskDistribution):
         self.notes = list(state["notes"])
 
 
-class Stingy(TaskDistribution):
-    """Draws one task, whatever number is requested."""
-
-    def sample(self, family: FamilyTasks, num_tasks: int, rng: np.random.Generator) -> list[Task]:
-        return family.draw(1, rng)
-
-
 def goals(tasks: list[Task]) -> list[list[float]]:
     return [list(task["goal"]) for task in tasks]
 
@@ -183,11 +176,11 @@ def test_run_with_other_tasks_in_its_file_is_not_resumed(tmp_path: Path) -> None
     assert not failure.exists()
 
 
-def test_distribution_that_draws_too_few_is_named() -> None:
-    experiment = make_experiment(config_of(tasks={"distribution": f"{__name__}:Stingy"}))
+def test_distribution_that_draws_too_few_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Notebook, "sample", lambda self, family, num_tasks, rng: family.draw(1, rng))
     with (
-        make_sampler(experiment, num_workers=0) as sampler,
-        pytest.raises(TaskError, match=r"sample\(3\) of Stingy returned 1 tasks"),
+        make_sampler(make_experiment(config_of(tasks=NOTEBOOK)), num_workers=0) as sampler,
+        pytest.raises(TaskError, match=r"sample\(3\) of Notebook returned 1 tasks"),
     ):
         sampler.sample_tasks(3)
 

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,34 +48,14 @@ class Failing(MetaLearner):
         fail_in("__init__")
         super().__init__(*args, **options)
 
-    def collect(self, *args: Any) -> EpisodeStore:
-        fail_in("collect")
-        return super().collect(*args)
-
     def acting_state(self) -> dict[str, Tensor]:
         fail_in("acting_state")
         return {}
-
-    def collector(self, state: Mapping[str, Tensor]) -> Any:
-        fail_in("collector")
-        return super().collector(state)
 
     def update(self, batch: EpisodeStore) -> dict[str, Any]:
         fail_in("update")
         returned: dict[str, Any] = FAILURE.get("returns", {})
         return returned
-
-    def returns(self, batch: EpisodeStore) -> Tensor:
-        fail_in("returns")
-        return super().returns(batch)
-
-    def infos(self, batch: EpisodeStore) -> dict[str, Tensor]:
-        fail_in("infos")
-        return super().infos(batch)
-
-    def test(self, *args: Any) -> EpisodeStore:
-        fail_in("test")
-        return super().test(*args)
 
     def state_dict(self) -> State:
         fail_in("state_dict")
@@ -83,6 +63,18 @@ class Failing(MetaLearner):
 
     def load_state_dict(self, state: State) -> None:
         fail_in("load_state_dict")
+
+
+def failing_hook(name: str) -> Any:
+    def hook(self: Failing, *args: Any) -> Any:
+        fail_in(name)
+        return getattr(super(Failing, self), name)(*args)
+
+    return hook
+
+
+for name in ("collect", "collector", "returns", "infos", "test"):
+    setattr(Failing, name, failing_hook(name))
 
 
 class FailingTasks(TaskDistribution):

@@ -188,18 +188,6 @@ def test_curvature_is_exact_as_far_as_that_of_the_inner_loss_is() -> None:
     assert relative_bias(MDP, "dice-maml") < 1e-10
 
 
-def sampled_inner_steps(problem: Problem, theta: Parameters, columns: Tensor) -> list[Parameters]:
-    """Return the parameters after one inner step on each of the batches of trajectories `columns`, (M, B)."""
-    states, actions, _ = problem.trajectories
-    weight, bias = theta.values()
-    log_probs = torch.log_softmax(weight.T + bias, -1)[states, actions]
-    found = []
-    for batch in columns:
-        loss = -(log_probs * problem.returns_to_go())[:, batch].mean()
-        found.append(step(loss, theta, STEP_SIZE))
-    return found
-
-
 def after_sampled_steps(problem: Problem, num_episodes: int) -> tuple[Tensor, Tensor, list[Parameters], Tensor]:
     """List all batches of `num_episodes` trajectories on which an inner step may be taken.
 
@@ -211,9 +199,12 @@ def after_sampled_steps(problem: Problem, num_episodes: int) -> tuple[Tensor, Te
     count = len(problem.probabilities(theta))
     columns = torch.cartesian_prod(*[torch.arange(count)] * num_episodes).reshape(-1, num_episodes)
     chances = problem.probabilities(theta)[columns].prod(1)
-    adapted = sampled_inner_steps(problem, theta, columns)
-    losses = torch.stack([problem.expected_loss(params) for params in adapted])
-    exact = flat(torch.autograd.grad((chances * losses).sum(), list(theta.values())))
+    states, actions, _ = problem.trajectories
+    weight, bias = theta.values()
+    losses = -torch.log_softmax(weight.T + bias, -1)[states, actions] * problem.returns_to_go()
+    adapted = [step(losses[:, batch].mean(), theta, STEP_SIZE) for batch in columns]
+    after = torch.stack([problem.expected_loss(params) for params in adapted])
+    exact = flat(torch.autograd.grad((chances * after).sum(), list(theta.values())))
     return columns, chances.detach(), adapted, exact
 
 

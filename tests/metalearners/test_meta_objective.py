@@ -132,16 +132,9 @@ def test_curvature_of_a_fraction_is_that_of_its_episodes_with_the_same_adaptatio
 
 
 def some(episodes: TaskEpisodes, columns: list[int]) -> TaskEpisodes:
-    chosen = TaskEpisodes(
-        episodes.observations[:, :, columns],
-        episodes.actions[:, :, columns],
-        episodes.rewards[:, :, columns],
-        episodes.lengths[:, columns],
-        episodes.terminated[:, columns],
-        episodes.truncated[:, columns],
-        episodes.final_observations[:, columns],
-    )
-    chosen.advantages = episodes.advantages[:, :, columns]
+    chosen = copy.copy(episodes)
+    arrays = episodes._each(lambda stepwise, array: array[:, :, columns] if stepwise else array[:, columns])
+    vars(chosen).update(arrays)
     return chosen
 
 

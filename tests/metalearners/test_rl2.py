@@ -17,8 +17,9 @@ from maml_rl.metalearners import trial_ppo
 from maml_rl.metalearners.rl2 import RL2
 from maml_rl.plan import Plan
 from maml_rl.policies import CategoricalMLPPolicy, GRUPolicy, Policy, as_policy
+from tests import synthetic
 from tests.metalearners.plain_two_hot import cross_entropy, decoded
-from tests.synthetic import update
+from tests.synthetic import randn, update
 
 GAMMA, LAMBDA = 0.9, 0.7
 PLAN = Plan(gamma=GAMMA, gae_lambda=LAMBDA)
@@ -34,20 +35,9 @@ def make_policy(**options: Any) -> GRUPolicy:
 
 
 def make_episodes(lengths: list[list[int]], seed: int = 0) -> TaskEpisodes:
-    counts = torch.tensor(lengths)
-    grid = (len(lengths), int(counts.max()), len(lengths[0]))
-    generator = torch.Generator().manual_seed(seed)
-    real = torch.arange(grid[1]).reshape(1, -1, 1) < counts.unsqueeze(1)
-    ends = torch.ones_like(counts, dtype=torch.bool)
-    return TaskEpisodes(
-        torch.randn((*grid, 3), generator=generator, dtype=torch.float64) * real.unsqueeze(-1),
-        torch.randint(4, grid, generator=generator) * real,
-        torch.randn(grid, generator=generator) * real,
-        counts,
-        ~ends,
-        ends,
-        torch.zeros(grid[0], grid[2], 3),
-    )
+    episodes = synthetic.make_episodes(CategoricalMLPPolicy(3, 4), lengths, seed)
+    episodes.rewards = randn(*episodes.rewards.shape, seed=seed) * episodes.mask
+    return episodes
 
 
 EPISODES = [[3, 1], [2, 2], [4, 4], [1, 2], [3, 3]]
