@@ -409,7 +409,8 @@ def test_job_of_slurm_trains_and_continues_when_it_is_submitted_again(
     assert [json.loads(line)["iteration"] for line in metrics.splitlines()] == [0, 1]
 
 
-def test_every_written_key_is_documented(run: Path) -> None:
+def test_every_file_of_a_run_and_every_written_key_is_documented(run: Path) -> None:
+    assert [path.name for path in run.iterdir() if f"`{path.name}" not in PAGES["runs.md"]] == []
     metrics, results = PAGES["runs.md"].split("## Keys of the results file")
     rows = [line.split("|")[1] for line in metrics.splitlines() if line.startswith("|")]
     patterns = {re.escape(key) for row in rows for key in re.findall("`([^`]+)`", row)}
@@ -423,27 +424,17 @@ def test_every_written_key_is_documented(run: Path) -> None:
         assert [key for key in written if f"`{key}`" not in results] == []
 
 
-def test_every_file_of_a_run_is_documented(run: Path) -> None:
-    for path in run.iterdir():
-        assert f"`{path.name}" in PAGES["runs.md"], path.name
-
-
 @pytest.mark.slow
-def test_every_setting_is_on_the_page_of_settings_once(documentation: Any, site: Path) -> None:
+def test_every_setting_is_on_its_page_once(documentation: Any, site: Path) -> None:
     models = [Config, *(find_metalearner(name).Settings for name in algorithms())]
     keys = sorted(key for model in models for key in model.fields_by_key())
-    page = documentation.with_settings(PAGES["settings.md"])
-    assert sorted(re.findall(r"^\| `([\w-]+)` \|(?:[^|]+\|){3}$", page, re.MULTILINE)) == keys
+    of_tasks = [find_task_distribution(name).Settings for name in task_distributions()]
+    others = sorted(str(field.alias) for model in of_tasks for field in model.model_fields.values())
+    for page, wanted in (("settings.md", keys), ("task-distributions.md", others)):
+        text = documentation.with_settings(PAGES[page])
+        assert sorted(re.findall(r"^\| `([\w-]+)` \|(?:[^|]+\|){3}$", text, re.MULTILINE)) == wanted
     built = (site / "settings.html").read_text(encoding="utf-8")
     assert [key for key in keys if f"<td><code>{key}</code></td>" not in built] == []
-
-
-@pytest.mark.slow
-def test_every_setting_of_a_task_distribution_is_on_its_page_once(documentation: Any) -> None:
-    page = documentation.with_settings(PAGES["task-distributions.md"])
-    models = [find_task_distribution(name).Settings for name in task_distributions()]
-    keys = sorted(str(field.alias) for model in models for field in model.model_fields.values())
-    assert sorted(re.findall(r"^\| `([\w-]+)` \|(?:[^|]+\|){3}$", page, re.MULTILINE)) == keys
 
 
 def test_examples_that_pages_include_are_run_by_tests() -> None:

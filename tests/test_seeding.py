@@ -103,21 +103,11 @@ def test_key_enters_its_generator_without_hashing(key: StreamKey) -> None:
     assert counter[:3] == [0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("entry", "value"),
-    [
-        ("seed", -1),
-        ("seed", WORD),
-        ("purpose", 256),
-        ("iteration", WORD),
-        ("phase", 2**24),
-        ("task", -1),
-        ("episode", WORD),
-    ],
-)
-def test_key_out_of_range_is_refused_by_name(entry: str, value: int) -> None:
-    with pytest.raises(ValueError, match=f"the {entry} of a random stream must be in"):
-        generator(StreamKey(0, 0)._replace(**{entry: value}))
+def test_key_out_of_range_is_refused_by_name() -> None:
+    wrong = [("seed", -1), ("seed", WORD), ("purpose", 256), ("iteration", WORD), ("phase", 2**24), ("task", -1)]
+    for entry, value in (*wrong, ("episode", WORD)):
+        with pytest.raises(ValueError, match=f"the {entry} of a random stream must be in"):
+            generator(StreamKey(0, 0)._replace(**{entry: value}))
 
 
 def test_phase_out_of_range_is_refused_when_drawing() -> None:

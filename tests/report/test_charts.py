@@ -207,6 +207,13 @@ def test_table_has_means_and_interquartile_means_of_every_policy(compared: list[
     assert [len(row) for row in rows[1:]] == [4, 3, 3, 4, 3, 3, 4, 4, 3, 3]
     assert rows[1][2].startswith(readable(compared[0].evaluations[0].intervals()[0, 0]))
     assert "for this policy on the family" in words(root)
+    # The tasks of a file are fixed.
+    fixed = [
+        replace(result, untrained=None, evaluations=[replace(each, fixed_tasks=True) for each in result.evaluations])
+        for result in compared
+    ]
+    assert "20 tasks of a file" in words(read(step_table(fixed)))
+    assert "gives no interval" in words(read(step_table(fixed)))
 
 
 def test_table_has_the_mean_of_each_of_a_few_runs(compared: list[GroupResult]) -> None:
@@ -217,15 +224,6 @@ def test_table_has_the_mean_of_each_of_a_few_runs(compared: list[GroupResult]) -
     expected = [float(each.task_returns()[:, 0].mean()) for each in three]
     shown = [float(number.replace("\N{MINUS SIGN}", "-")) for number in rows[1][-1].split(", ")]
     assert shown == pytest.approx(expected, abs=0.6)
-
-
-def test_table_of_a_file_of_tasks_calls_them_fixed(compared: list[GroupResult]) -> None:
-    fixed = [
-        replace(result, untrained=None, evaluations=[replace(each, fixed_tasks=True) for each in result.evaluations])
-        for result in compared
-    ]
-    assert "20 tasks of a file" in words(read(step_table(fixed)))
-    assert "gives no interval" in words(read(step_table(fixed)))
 
 
 def test_oracle_alone_has_a_chart_of_one_point_and_nothing_to_adapt(compared: list[GroupResult]) -> None:
@@ -339,10 +337,7 @@ def test_tasks_without_an_axis_are_in_the_order_in_which_they_were_drawn(entry: 
     assert places(dots, "x") == sorted(places(dots, "x"))
     assert np.argsort([-height for height in places(dots, "y")]).tolist() == np.argsort(returns[:, 0]).tolist()
     assert "in the order in which they were drawn" in words(root)
-
-
-def test_evaluation_without_steps_has_no_chart_of_tasks() -> None:
-    assert task_charts.task_returns(evaluation([{"velocity": 1.0}] * 5, BEFORE_AND_AFTER[:, :1])) is None
+    assert task_charts.task_returns(evaluation([dict(entry)] * 5, returns[:, :1])) is None, "without steps"
 
 
 def test_paths_go_from_the_start_to_the_end_of_the_episode(navigation: GroupResult) -> None:
@@ -385,23 +380,12 @@ def test_paths_are_completely_within_axes_with_numbers(navigation: GroupResult) 
         assert sum(text.get("text-anchor") == "middle" for text in plot.iter("text")) >= 2
 
 
-@pytest.mark.parametrize(
-    ("task", "expected"),
-    [
-        ({"velocity": 1.2749}, "velocity 1.27"),
-        ({"direction": -1}, "direction \N{MINUS SIGN}1"),
-        ({"goal": np.array([0.5, -0.25])}, "goal (0.5, \N{MINUS SIGN}0.25)"),
-        (
-            {"transitions": np.zeros((10, 5, 10)), "kind": "a"},
-            "transitions 10\N{MULTIPLICATION SIGN}5\N{MULTIPLICATION SIGN}10, kind a",
-        ),
-    ],
-)
-def test_tasks_are_described_in_few_words(task: dict[str, object], expected: str) -> None:
-    assert task_charts.describe(task) == expected
-
-
-def test_chosen_tasks_are_spread_over_their_range() -> None:
+def test_tasks_are_described_in_few_words_and_chosen_over_their_range() -> None:
+    assert task_charts.describe({"velocity": 1.2749}) == "velocity 1.27"
+    assert task_charts.describe({"direction": -1}) == "direction \N{MINUS SIGN}1"
+    assert task_charts.describe({"goal": np.array([0.5, -0.25])}) == "goal (0.5, \N{MINUS SIGN}0.25)"
+    large = task_charts.describe({"transitions": np.zeros((10, 5, 10)), "kind": "a"})
+    assert large == "transitions 10\N{MULTIPLICATION SIGN}5\N{MULTIPLICATION SIGN}10, kind a"
     assert task_charts.spread_out([{"velocity": speed} for speed in (0.5, 2.0, 0.0, 1.0)], 2) == [2, 1]
     assert task_charts.spread_out([{"goal": [0, 0]}] * 3, 2) == [0, 1]
     assert task_charts.spread_out([{"velocity": 1.0}], 4) == [0]

@@ -6,20 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import trim_mean, ttest_ind
 
-from benchmarks.coverage import (
-    PAGE,
-    SEEDS,
-    SHARES,
-    SIMULATIONS,
-    TASKS,
-    TRUTHS,
-    WORLDS,
-    Cell,
-    hard_cells,
-    mean_cells,
-    share_cells,
-    share_table,
-)
+from benchmarks import coverage as simulated
 from maml_rl.results.evaluation import (
     Evaluation,
     difference_interval,
@@ -280,7 +267,7 @@ def test_equal_returns_have_no_interval_whatever_their_rounding(value: float) ->
 
 
 def test_intervals_cover_the_truth_where_tasks_are_of_two_kinds_or_outcomes_alike() -> None:
-    cells = list(hard_cells(150, (1, 3), (40,), [(2, 3), (21, 3)]))
+    cells = list(simulated.hard_cells(150, (1, 3), (40,), [(2, 3), (21, 3)]))
     kinds = {cell.kind for cell in cells}
     assert len(kinds) == 4
     assert too_few([cell for cell in cells if "fails" not in cell.kind], 0.90) == []
@@ -323,13 +310,13 @@ def test_profile_is_the_share_of_trainings_and_tasks_above_a_return() -> None:
 # Shares, near 0 and 1 too; `python -m benchmarks.coverage` simulates more.
 
 
-def too_few(cells: list[Cell], least: float) -> list[Cell]:
+def too_few(cells: list[simulated.Cell], least: float) -> list[simulated.Cell]:
     return [cell for cell in cells if not cell.covered >= least or cell.shown not in (0.0, 1.0)]
 
 
-@pytest.mark.parametrize("kind", SHARES)
+@pytest.mark.parametrize("kind", simulated.SHARES)
 def test_intervals_of_shares_cover_them_also_near_0_and_1(kind: str) -> None:
-    cells = list(share_cells(150, (1, 3), (10, 40), worlds=["a fifth"], kinds=[kind]))
+    cells = list(simulated.share_cells(150, (1, 3), (10, 40), worlds=["a fifth"], kinds=[kind]))
     assert len(cells) == 2 * 2 * 4
     assert too_few(cells, 0.90) == []
     assert np.mean([cell.covered for cell in cells]) >= 0.95
@@ -337,7 +324,7 @@ def test_intervals_of_shares_cover_them_also_near_0_and_1(kind: str) -> None:
 
 
 def test_intervals_of_means_cover_them_as_far_as_luck_is_not_skewed() -> None:
-    cells = list(mean_cells(200, (1, 3), (10, 40), [(2, 10)]))
+    cells = list(simulated.mean_cells(200, (1, 3), (10, 40), [(2, 10)]))
     means = [cell for cell in cells if cell.kind != "fixed tasks" and (cell.seeds == 1 or cell.world == "normal")]
     assert {cell.shown for cell in means if cell.tasks == 10} == {0.0}
     assert too_few([cell for cell in means if cell.tasks == 40], 0.90) == []
@@ -351,7 +338,7 @@ def test_intervals_of_means_cover_them_as_far_as_luck_is_not_skewed() -> None:
 @pytest.mark.timeout(3600)
 def test_intervals_cover_the_truth_on_the_whole_grid() -> None:
     # The numbers of the page.
-    cells = list(share_cells(SIMULATIONS))
+    cells = list(simulated.share_cells(simulated.SIMULATIONS))
     assert too_few([cell for cell in cells if cell.world == "a fifth"], 0.89) == []
     assert too_few(cells, 0.80) == []
 
@@ -434,15 +421,15 @@ def test_intervals_stay_within_the_returns_that_are_possible(statistic: Statisti
 
 def test_page_shows_the_coverage_of_every_kind_of_interval() -> None:
     cells = [
-        Cell(kind, world, seeds, tasks, truth, 0.95, 1.0)
-        for kind in SHARES
-        for world in WORLDS
-        for seeds in SEEDS
-        for truth in TRUTHS
-        for tasks in TASKS
+        simulated.Cell(kind, world, seeds, tasks, truth, 0.95, 1.0)
+        for kind in simulated.SHARES
+        for world in simulated.WORLDS
+        for seeds in simulated.SEEDS
+        for truth in simulated.TRUTHS
+        for tasks in simulated.TASKS
     ]
-    shown = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
-    expected = share_table(cells).splitlines()
+    shown = [line for line in simulated.PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    expected = simulated.share_table(cells).splitlines()
     start = shown.index(expected[0])
     for line, other in zip(shown[start : start + len(expected)], expected, strict=True):
         assert re.sub(r"\d+ / \d+ / \d+", "95 / 95 / 95", line) == other
