@@ -162,7 +162,7 @@ def test_policy_of_a_run_is_added_listed_tested_and_loaded(
     assert sorted(own_zoo.rglob("*")) == before
 
 
-def test_policy_without_intervals_is_added_without_folders_of_this_machine_and_listed(
+def test_policy_without_intervals_is_added_without_this_machines_folders_and_listed(
     own_zoo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With sparse rewards, the returns of an untrained policy are zero in all tasks."""
