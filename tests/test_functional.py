@@ -125,13 +125,10 @@ def test_normalized_advantages_have_unit_deviation_for_any_scale():
     for scale in (1e-30, 1e-3, 1.0, 1e3, 1e30):
         normalized = functional.masked_normalize(scale * values, torch.ones_like(values))
         torch.testing.assert_close(normalized.std((-2, -1), correction=0), torch.ones(2), rtol=1e-6, atol=0.0)
-
-
-@pytest.mark.parametrize("value", [0.0, 0.1, 3.3e7])
-def test_normalized_equal_values_are_zero(value):
-    values = torch.full((1, 7, 3), value)
-    normalized = functional.masked_normalize(values, torch.ones_like(values))
-    assert not normalized.any()
+    # Equal values are zero.
+    for value in (0.0, 0.1, 3.3e7):
+        equal = torch.full((1, 7, 3), value)
+        assert not functional.masked_normalize(equal, torch.ones_like(equal)).any()
 
 
 def test_masked_operations_do_not_change_their_arguments():

@@ -14,9 +14,6 @@ def test_timer_adds_up_stages_and_averages_quantities_until_they_are_taken() -> 
     assert seconds["waiting"] == -1.0
     assert timer.take_means() == {"children": 2.5}
     assert timer.take() == timer.take_means() == {}
-
-
-def test_null_timer_keeps_nothing() -> None:
     with NULL_TIMER.stage("inference"):
         NULL_TIMER.add("waiting", 1.0)
         NULL_TIMER.observe("children", 1.0)

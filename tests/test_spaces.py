@@ -128,7 +128,7 @@ def test_observation_whose_part_does_not_fit_is_refused(changed: dict[str, Any],
         SerialVectorEnv(Wrong).reset(seed=0)
 
 
-def test_element_of_a_row_of_bytes_is_the_callers_own() -> None:
+def test_element_of_a_row_of_bytes_is_the_callers_own_and_within_its_space() -> None:
     space = PackedSpace(spaces.Dict({"number": spaces.Box(-9.0, 9.0, (2,), np.float64), "word": spaces.Text(3)}))
     row = np.zeros(space.shape, np.uint8)
     space.write({"number": np.array([1.0, 2.0]), "word": "a"}, row)
@@ -141,9 +141,7 @@ def test_element_of_a_row_of_bytes_is_the_callers_own() -> None:
     element = space.element(row)
     row[:] = 0
     assert element.tolist() == [3, 4]
-
-
-def test_number_outside_of_its_space_beside_text_is_refused() -> None:
+    # A number outside of its space is refused beside text, too.
     space = PackedSpace(spaces.Dict({"word": spaces.Text(3), "symbol": spaces.Discrete(3)}))
     with pytest.raises(ValueError, match=r"3 at \['symbol'\], outside of its space Discrete"):
         space.write({"word": "a", "symbol": 3}, np.zeros(space.shape, np.uint8))

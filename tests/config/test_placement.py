@@ -54,14 +54,11 @@ def test_sampler_takes_a_placement_as_a_whole_and_its_fields_one_by_one() -> Non
     assert sampler_with(step_timeout=7.0).placement == Placement(num_workers=0, step_timeout=7.0)
 
 
-def test_keyword_arguments_for_a_placement_are_its_fields() -> None:
-    assert PlacementOptions.__optional_keys__ | {"num_workers"} == Placement.model_fields.keys()
-
-
 @pytest.mark.parametrize("function", [MultiTaskSampler, ParallelVectorEnv])
-def test_no_field_of_a_placement_has_a_second_default_in_a_signature(function: Any) -> None:
+def test_keyword_arguments_are_the_fields_of_a_placement_without_a_second_default(function: Any) -> None:
     defaults = {name: each.default for name, each in signature(function).parameters.items()}
     assert {name: value for name, value in defaults.items() if name in Placement.model_fields} == {"num_workers": None}
+    assert PlacementOptions.__optional_keys__ | {"num_workers"} == Placement.model_fields.keys()
 
 
 # One of every kind.
