@@ -530,11 +530,10 @@ def test_rulesets_that_are_not_those_of_tasks_are_refused_by_name(
         XLandVectorEnv(1, rulesets=str(tmp_path / "rulesets.npz"))
 
 
-@pytest.mark.parametrize("place", [{"num_workers": 0}, {"backend": "device"}], ids=["cpu", "device"])
-def test_rooms_of_xland_are_left_at_the_limit_of_the_rewards(place: Any) -> None:
+def test_rooms_of_xland_are_left_at_the_limit_of_the_rewards() -> None:
     kwargs = {"size": 5, "tiles": 2, "colors": 1, "steps": 3}
     policy = get_policy_for_env(MultiTaskSampler.spaces("XLand-v0", kwargs), (8,), "tanh")
-    with MultiTaskSampler("XLand-v0", kwargs, 4, policy, seed=0, **place) as sampler:
+    with MultiTaskSampler("XLand-v0", kwargs, 4, policy, seed=0, backend="device") as sampler:
         episodes = sampler.rollout(sampler.sample_tasks(8))
     # Both ends occur; a reward is at least that of the last step.
     assert episodes.lengths.max() == 3
@@ -543,7 +542,7 @@ def test_rooms_of_xland_are_left_at_the_limit_of_the_rewards(place: Any) -> None
     assert (episodes.rewards.sum(1)[episodes.terminated] > 0.09).all()
 
 
-@pytest.mark.parametrize(("layout", "cells"), [("R1", 25), ("R2", 20), ("R4", 16), ("R6", 15), ("R9", 9)])
+@pytest.mark.parametrize(("layout", "cells"), [("R1", 25), ("R9", 9)])
 def test_objects_of_xland_and_the_agent_have_a_cell_each_or_are_refused(layout: str, cells: int) -> None:
     from maml_rl.envs.jax.xland import XLandVectorEnv
 
