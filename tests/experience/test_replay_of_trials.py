@@ -198,11 +198,10 @@ def test_windows_begin_at_every_step_where_they_fit() -> None:
     rng, replay = np.random.default_rng(2), Replay(10_000)
     episodes = make_batch(rng, num_tasks=2)
     replay.append(episodes)
-    found = set()
     windows = replay.sample_sequences(np.random.default_rng(0), 800, length=3)
     assert windows.mask.shape == (3, 800)
-    for number in range(800):
-        found.add(tuple(windows.rewards[: int(windows.mask[:, number].sum()), number].tolist()))
+    lengths = windows.mask.sum(0).int().tolist()
+    found = {tuple(own[:length]) for own, length in zip(windows.rewards.mT.tolist(), lengths, strict=True)}
     expected = set()
     for trial in trials_of(episodes):
         rewards = [step[3] for step in trial.steps]

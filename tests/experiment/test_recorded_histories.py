@@ -398,13 +398,9 @@ def test_infos_that_a_family_declares_are_those_of_a_plain_sampler(
 def test_recording_of_an_earlier_version_is_read_and_continued_without_infos(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = recording_module.About
-
-    def of_earlier_version(**values: Any) -> recording_module.About:
-        return original(**values | {"infos": {}})
-
+    about = record_module.About
     with monkeypatch.context() as patch:
-        patch.setattr(record_module, "About", of_earlier_version)
+        patch.setattr(record_module, "About", lambda **values: about(**values | {"infos": {}}))
         interrupt_recording(tmp_path)
     (path,) = tmp_path.rglob("recording.json")
     index = json.loads(path.read_text())
