@@ -149,13 +149,17 @@ def test_evaluations_during_training_see_the_same_tasks_whatever_was_learned(
     assert state == {"notes": ["draw", "update"] * 4}
 
 
-def test_name_and_file_may_replace_a_distribution(tmp_path: Path) -> None:
+def test_name_and_file_may_replace_a_distribution_and_a_list_is_drawn_from(tmp_path: Path) -> None:
     save_tasks(tmp_path / "some.json", "2DNavigation-v0", [{"goal": np.array([0.1, 0.2])}])
-    experiments = [make_experiment(config_of(tasks=text)) for text in ("stratified", str(tmp_path / "some.json"))]
-    stratified, listed = (experiment.task_distribution for experiment in experiments)
+    given = ("stratified", str(tmp_path / "some.json"), LISTED)
+    experiments = [make_experiment(config_of(tasks=tasks)) for tasks in given]
+    stratified, of_file, listed = (experiment.task_distribution for experiment in experiments)
     assert isinstance(stratified, Stratified)
+    assert isinstance(of_file, TaskList)
+    assert goals(of_file.tasks) == [[0.1, 0.2]]
+    with make_sampler(experiments[2], num_workers=0) as sampler:
+        assert sorted(goals(sampler.sample_tasks(2))) == [[-0.1, 0.2], [0.1, 0.2]]
     assert isinstance(listed, TaskList)
-    assert goals(listed.tasks) == [[0.1, 0.2]]
     assert experiments[0].config.tasks == {"distribution": "stratified", "parameters": None}
 
 
