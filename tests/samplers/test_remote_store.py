@@ -59,9 +59,8 @@ def test_hosts_that_are_lost_in_all_stages_change_no_byte(algorithm: str) -> Non
     assert found == expected
 
 
-@pytest.mark.parametrize("num_hosts", [1, 5])
-def test_parameters_and_metrics_have_the_same_bytes_for_any_number_of_hosts(num_hosts: int) -> None:
-    assert on_hosts("maml-trpo", num_hosts)[0] == learned_once("maml-trpo")
+def test_parameters_and_metrics_have_the_same_bytes_on_more_hosts_than_blocks() -> None:
+    assert on_hosts("maml-trpo", 5)[0] == learned_once("maml-trpo")
 
 
 @pytest.mark.parametrize("algorithm", ["maml-trpo", "promp", "rl2", "varibad"])

@@ -128,7 +128,7 @@ def test_hung_child_is_shown_with_task_step_and_stack_and_killed() -> None:
     # Each worker has one slot of this task; a busy machine decides whose hang is noticed first.
     shown = r"(?s)hangs in step 2 of slot [23] with the task {'goal': 1.0}.*in _hang_with_gil"
     with pytest.raises(ChildEnvTimeout, match=shown):
-        sample_faulty(2, {"step_timeout": 1.0}, fault="hang_with_gil", place=2, slot_task=1.0)
+        sample_faulty(2, {"step_timeout": 0.5}, fault="hang_with_gil", place=2, slot_task=1.0)
     assert time.monotonic() - start < 30.0
 
 
