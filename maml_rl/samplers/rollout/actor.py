@@ -376,7 +376,18 @@ def check_carried_memory(policy: Policy, memory: Memory, expected: Memory) -> No
 
 def chosen(where: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """Return the rows of `new` where `where` (M, S) is true, and those of `old` elsewhere, (M, S, ...)."""
-    return torch.where(where.reshape(*where.shape, *(1,) * (old.dim() - where.dim())), new, old)
+    pair, shape = (new, old), (*where.shape, *(1,) * (old.dim() - where.dim()))
+    if new.is_cpu and old.dim() > where.dim() and all(map(_is_of_sixteens, pair)):
+        # Numbers are chosen one by one: of 16 bytes each, those of 1,024 slots take less than half of the time.
+        pair = new.view(torch.complex128), old.view(torch.complex128)
+    return torch.where(where.reshape(shape), *pair).view(new.dtype)
+
+
+def _is_of_sixteens(tensor: Tensor) -> bool:
+    """Return whether 16 bytes at a time are a tensor's rows."""
+    *strides, last = tensor.stride()
+    places = tensor.shape[-1], tensor.storage_offset(), *strides
+    return last == 1 and not any(place * tensor.itemsize % 16 for place in places)
 
 
 def try_memory(policy: Policy, observation_space: gymnasium.Space[Any]) -> None:

@@ -27,7 +27,7 @@ from maml_rl.policies import (
     performed,
 )
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.rollout.actor import Actor, DeviceLink, EpisodeNoise, phase_parameters
+from maml_rl.samplers.rollout.actor import Actor, DeviceLink, EpisodeNoise, chosen, phase_parameters
 from maml_rl.samplers.rollout.recorder import SlotIndex
 from maml_rl.seeding import PhaseStreams
 from tests.envs.third_party import WalkEnv
@@ -183,6 +183,28 @@ class Comparing(Counting):
         self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None
     ) -> tuple[Tensor, Memory]:
         return (observations - memory[0]).sum(-1, keepdim=True).float(), (observations,)
+
+
+def bits(seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return random bits, some of which are no numbers."""
+    drawn = np.random.default_rng(seed).bytes(torch.empty(shape, dtype=dtype).nbytes)
+    return torch.tensor(list(drawn), dtype=torch.uint8).view(dtype).reshape(shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8], ids=str)
+@pytest.mark.parametrize("row", [(), (0,), (3,), (16,), (2, 32)], ids=str)
+def test_rows_are_chosen_to_the_last_bit_wherever_they_are(row: tuple[int, ...], dtype: torch.dtype) -> None:
+    which = torch.tensor([[True, False], [False, False], [True, True]])
+    one, other = bits(0, (3, 2, *row), dtype), bits(1, (3, 2, *row), dtype)
+    places = [torch.empty(1 + one.numel(), dtype=dtype)[1:].reshape(one.shape), torch.empty_like(one.mT).mT]
+    for place in [torch.empty_like(one), *places[: 1 if row == () else 2]]:
+        rows = chosen(which, place.copy_(one), other)
+        for task, slot in np.ndindex(3, 2):
+            expected = one if which[task, slot] else other
+            assert (
+                rows[task, slot].flatten().view(torch.uint8).tolist()
+                == expected[task, slot].flatten().view(torch.uint8).tolist()
+            )
 
 
 def test_policy_may_remember_what_it_was_given() -> None:
