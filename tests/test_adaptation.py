@@ -127,7 +127,7 @@ def test_wrong_arguments_are_refused() -> None:
         (lambda: adapt(policy, second, {"other": torch.zeros(3)}, step_size=0.1), "expected parameters"),
         (
             lambda: adapt(policy, first, rule=AdaptationRule(0.1, parameters=["head"])),
-            "the rule adapts head, but the",
+            "the rule adapts head, but the policy's parameters are",
         ),
         (lambda: AdaptationRule({"a": torch.ones(1)}, parameters=["a"]), "leave out `parameters`"),
         (lambda: AdaptationRule(0.1).step_sizes(-1), "must not be negative, got -1"),

@@ -318,6 +318,8 @@ def test_baseline_is_made_by_name_and_only_the_linear_one_refuses_large_observat
     assert isinstance(linear, LinearFeatureBaseline)
     assert linear.input_size == 6
     assert isinstance(make_baseline("zero", images), ZeroBaseline)
+    with pytest.raises(ValueError, match="baseline: zero"):
+        make_baseline("linear", images)
     with pytest.raises(ValueError, match="unknown baseline 'none'"):
         make_baseline("none", small)
 

@@ -54,6 +54,8 @@ def test_error_is_reported_with_the_line_of_the_users_code(code: str, told: str,
 def test_error_of_a_library_is_reported_by_its_message_or_by_its_line() -> None:
     error = caught(json.loads, 3)
     assert explain(error).startswith("TypeError: the JSON object must be str")
+    # Of bytes that are no text at all.
+    assert explain(SyntaxError("null bytes")) == "SyntaxError: null bytes"
     error.args = ()
     assert "json" in explain(error)
     assert ", line " in explain(error)

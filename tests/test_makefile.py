@@ -89,10 +89,13 @@ def test_packages_of_others_have_an_environment_and_a_lock_of_their_own(make: Ma
     assert told[-2:] == ["-c import minigrid", told[-1]]
     assert "-m others and not nightly" in told[-1]
     assert not (tmp_path / "venv").exists()
+    _, told, _ = make("test-others", OTHERS_VENV=str(tmp_path / "others"))
+    assert [line.partition(" --")[0] for line in told] == ["-c import minigrid", "-m pytest"]
 
 
-def test_interrupted_set_up_starts_again(make: Make) -> None:
-    code, told, _ = make("train", "--editable")
+@pytest.mark.parametrize("refused", ["torch==", "--editable"])
+def test_interrupted_set_up_starts_again(make: Make, refused: str) -> None:
+    code, told, _ = make("train", refused)
     assert code != 0
     assert "train.py" not in told
     code, told, _ = make("train")

@@ -86,7 +86,7 @@ def test_actions_of_several_kinds_are_not_an_array() -> None:
         (spaces.Box(0, 3, (32, 32, 3), np.uint8), True),
         (spaces.Box(0, np.array([[[3, 9]]], np.uint8), (1, 1, 2), np.uint8), False),
         (spaces.Box(0.0, 1.0, (32, 32, 3), np.float32), False),
-        (spaces.Discrete(3), False),
+        (spaces.Discrete(3, start=1), False),
     ],
     ids=str,
 )

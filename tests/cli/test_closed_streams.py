@@ -1,11 +1,15 @@
 """Commands work with closed standard streams, as under some schedulers, and write to no wrong file."""
 
 import json
+import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
+
+from maml_rl.cli.console import Parser, run_command
 
 ALL = "<&- >&- 2>&-"
 
@@ -19,6 +23,19 @@ def run(command: str, streams: str, folder: Path) -> subprocess.CompletedProcess
 def test_list_with_closed_input_ends_without_an_error(tmp_path: Path) -> None:
     shown = run("configs", "<&-", tmp_path)
     assert (shown.returncode, shown.stderr) == (0, "")
+
+
+def test_closed_descriptor_is_open_while_a_command_runs() -> None:
+    def look(options: Namespace) -> None:
+        os.fstat(0)
+
+    kept = os.dup(0)
+    os.close(0)
+    try:
+        assert run_command(Parser(prog="look"), [], look) == 0
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
 
 
 @pytest.mark.timeout(120)

@@ -242,7 +242,10 @@ FILE_CASES: list[Case] = [
             (["--config", "wide.yaml", "--policy", POLICY], ["another architecture", "is (4,) there and (5,)"]),
             (["--tasks", "file", "--save-tasks", "more.json"], ["--tasks", "contradicts --save-tasks"]),
             (["--tasks", "2", "--num-batches", "2"], ["--tasks", "contradicts --num-batches"]),
-            (["--benchmark", "wind-v1", "--num-batches", "2"], ["--benchmark decides", "leave out --num-batches"]),
+            *(
+                (["--benchmark", "wind-v1", option, "2"], ["--benchmark decides", f"leave out {option}"])
+                for option in ("--repetitions", "--num-batches")
+            ),
         )
     ],
     (["test.py", "--config", "small.yaml", "--output", "results.npz"], ["small.yaml", "not a run", "--checkpoint"]),
@@ -396,6 +399,7 @@ VALUE_CASES: list[Case] = [
             (SEARCHED, ["fast-lrr=0.1:0.2"], ["'fast-lrr' in the settings that are searched; did you mean 'fast-lr'"]),
             (SEARCHED, ["cg-iters=0:3"], ["'cg-iters' in the settings that are searched: expected at least 1, got 0"]),
             (SEARCHED, ["fast-lr=0.1:1", "--env-steps", "nan"], ["expected a number above 0, got 'nan'"]),
+            (SEARCHED, ["fast-lr=0.1:1", "--env-steps=-5"], ["expected a number above 0, got '-5'"]),
             (SEARCHED, ["fast-lr=0.1:1", "--runs", "file/x"], ["cannot keep the trials in file/x/studies.db"]),
             ("ad/dark-room", ["algorithm-settings.learning-rate=1e-4:1e-3"], ["samples nothing in training"]),
         )
@@ -406,6 +410,7 @@ VALUE_CASES: list[Case] = [
     (["test"], ["give a run"]),
     (["configs", "halfchetah"], ["no config has 'halfchetah' in its name"]),
     (["test.py", "nosuch", "--num-workers", "0"], ["there is no run folder 'nosuch'", "no config of that name"]),
+    (["test.py", "2d-navigatoin"], ["there is no run folder", "did you mean '2d-navigation'"]),
     (["test.py", "zoo:2d-navigatoin"], ["the zoo has no policy '2d-navigatoin'; did you mean '2d-navigation'"]),
     (evaluate("--benchmark", "wind-v2"), ["there is no benchmark 'wind-v2'; did you mean 'wind-v1'"]),
 ]

@@ -37,7 +37,7 @@ def test_duplicate_keys_and_files_without_a_mapping_are_refused(text: str, words
     "text",
     [
         "env-name: !!python/object/apply:os.system ['touch hacked']",
-        "env-kwargs: &a {x: *a}",
+        "env-kwargs: {x: &a [1], y: *a}",
         *("env-name: {", "env-name: a\n---\nenv-name: b", b"\xff\xfe\x00", "[" * 5000, "1: 2", "? [a]\n: 1"),
         *("env-name: " + "9" * 5000, "env-name: !!timestamp 2001-99-99"),
     ],

@@ -240,6 +240,7 @@ def test_update_of_a_distribution_gets_copies_and_must_not_draw_from_the_process
         ({"train": {"goal_0": [0, 1]}}, "'tasks' in x.yaml, line 1: add a line `distribution: ...`, one of list, "),
         ({"distribution": "split", "trian": {}}, "unknown key 'trian' in x.yaml, line 1; did you mean 'train'"),
         ({"distribution": "split", "test": [0, 1]}, r"'test' in x.yaml, line 1: expected a mapping, got \[0, 1\]"),
+        ({"distribution": "fixed", "train": 0, "test": 1}, "'train' in x.yaml, line 1: expected at least 1, got 0"),
         ({"distribution": "list", "file": "x", "tasks": [{}]}, "two lists of tasks; keep 'tasks' or 'file'"),
         (3, "'tasks' in x.yaml, line 1: expected a mapping, got 3"),
         ("nowhere.json", "cannot read the tasks in nowhere.json: No such file"),

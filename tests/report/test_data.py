@@ -50,7 +50,8 @@ def test_report_without_new_tasks_has_the_system_of_a_run_and_is_written_again(
 ) -> None:
     (group,), _ = read_runs([navigation_runs])
     system = group.runs[0].system
-    for _ in range(2):
-        page = write_report([navigation_runs], tmp_path / "report.html", tasks=0).read_text()
+    for title in ("first", "second"):
+        page = write_report([navigation_runs], tmp_path / "report.html", tasks=0, title=title).read_text()
+        assert f"<h1>{title}</h1>" in page
     assert read(tmp_path / "report.returns.csv") == []
     assert f"{system['cores']} cores of {system['cpu']}" in page.split("</header>")[0]
