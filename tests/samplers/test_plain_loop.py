@@ -127,16 +127,9 @@ def compared(env: Any, **options: Any) -> str:
     return compare_with_loop(env, env, max_episode_steps=6, **options)
 
 
-@pytest.mark.parametrize("env", [InfoEnv, GuessingEnv, QuitsEnv])
-def test_environments_have_the_values_of_a_loop_in_every_placement(env: Any) -> None:
+@pytest.mark.parametrize("env", [InfoEnv, DictEnv, PixelEnv, CellEnv, SwitchesEnv, GuessingEnv, ShiftedEnv, QuitsEnv])
+def test_environments_of_every_kind_have_the_values_of_a_loop_in_every_placement(env: Any) -> None:
     assert compared(env).endswith(EVERYWHERE if env is not QuitsEnv else NOT_IN_THREADS)
-
-
-@pytest.mark.parametrize("env", [DictEnv, PixelEnv, CellEnv, SwitchesEnv, ShiftedEnv])
-def test_environments_of_every_kind_have_the_values_of_a_loop(env: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    here_and_in_workers = {name: plain_loop._PLACEMENTS[name] for name in ("in this process", "with two workers")}
-    monkeypatch.setattr(plain_loop, "_PLACEMENTS", here_and_in_workers)
-    assert compared(env).endswith("sampled in this process, with two workers")
 
 
 def test_family_of_the_package_has_the_values_of_a_loop() -> None:
@@ -215,9 +208,15 @@ def test_command_says_what_was_compared_or_where_a_value_differs(
     assert "the environment 'walks:Lambda-v0'.spec.entry_point cannot be pickled" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
+)
 def test_ended_command_leaves_no_process_and_shows_no_traceback_even_of_a_hang(
-    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    number: signal.Signals,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "hangs.py").write_text(
         "import os, pathlib, threading\n"
@@ -245,6 +244,7 @@ def test_ended_command_leaves_no_process_and_shows_no_traceback_even_of_a_hang(
     # A terminal sends Ctrl-C to all processes of its group.
     (os.killpg if number == signal.SIGINT else os.kill)(command.pid, number)
     command.join(10.0)
+    assert command.exitcode == code
     assert are_gone([child], 10.0)
     shown = capfd.readouterr()
     assert shown.err == ("" if number == signal.SIGKILL else "maml-rl check-env: interrupted\n")

@@ -214,7 +214,8 @@ def test_images_with_further_numbers_are_sampled_on_a_device_as_on_the_cpu():
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("env_id", PHYSICS)
+# The last one has a forward pass after each step, forces of contacts and rotations.
+@pytest.mark.parametrize("env_id", [*PHYSICS, "AntDir-finn2017-v0"])
 def test_physics_agrees_with_mujoco_after_a_step(env_id):
     pytest.importorskip("mujoco_warp")
     (ours,), (theirs,) = (sample(backend, env_id, max_episode_steps=2) for backend in ("device", "in-process"))

@@ -112,13 +112,14 @@ def test_constants_of_the_policy_reach_the_children() -> None:
 
 # `test_faults.py` has a death at every place.
 @pytest.mark.slow
+@pytest.mark.parametrize(("place", "doing"), [("reset", "in reset"), (HORIZON - 1, f"in step {HORIZON - 1}")])
 def test_killed_child_is_replaced_and_the_phase_is_bit_identical(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    place: Any, doing: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    marker, last = tmp_path / "marker", HORIZON - 1
-    found = sample_faulty(2, fault="kill", place=last, marker=str(marker), slot_task=1.0)
+    marker = tmp_path / "marker"
+    found = sample_faulty(2, fault="kill", place=place, marker=str(marker), slot_task=1.0)
     assert (marker.exists(), found) == (True, sample_faulty(0))
-    assert f"when memory ran out) in step {last} with the tasks" in caplog.messages[0]
+    assert f"when memory ran out) {doing} with the tasks" in caplog.messages[0]
     assert len(caplog.messages) == 1
 
 
@@ -136,7 +137,7 @@ def test_hung_child_is_shown_with_task_step_and_stack_and_killed() -> None:
 def test_task_that_ends_every_worker_ends_as_many_as_max_restarts_allows(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ChildEnvError, match=r"3 workers were lost with the tasks .*'goal': 1\.0.* max_restarts=2"):
         sample_faulty(3, {"max_restarts": 2}, fault="kill", place="reset_task", slot_task=1.0)
-    assert len(caplog.records) == 3
+    assert ["in reset_task with the tasks" in message for message in caplog.messages] == [True] * 3
 
 
 class InDefaultType(torch.nn.Module):

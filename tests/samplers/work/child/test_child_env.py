@@ -264,13 +264,16 @@ def test_work_is_on_the_own_blocks_with_the_newest_policy_and_objects_that_come_
 
 
 def test_main_module_is_imported_before_the_first_pickle_that_names_it(
-    memory: int, monkeypatch: pytest.MonkeyPatch
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     restored: list[Any] = []
     monkeypatch.setattr(child_env, "restore_interpreter", restored.append)
-    child = ChildEnv(memory)
-    child.start({"sys_path": []}, {"init_main_from_path": "script.py"}, pickle.dumps("a recipe"))
-    assert restored == [{"sys_path": []}]
-    assert child._load(pickle.dumps("no part of main")) == "no part of main"
-    assert child._load(pickle.dumps("of __main__")) == "of __main__"
-    assert restored[1:] == [{"init_main_from_path": "script.py"}]
+    interpreter, main = {"sys_path": []}, {"init_main_from_path": "script.py"}
+    for name, imports in (("no part of main", []), ("of __main__", [main])):
+        worker.child.start(interpreter, main, pickle.dumps(name))
+        assert restored == [interpreter, *imports]
+        restored.clear()
+        worker.policy.name = name
+        worker.load()
+        assert restored == imports
+        restored.clear()

@@ -62,7 +62,7 @@ def refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[...,
         where = "--backend", "ray", "--ray-address", address, "--output-folder", str(run)
         assert run_train([*SMALL, *where, *options]) == 2
         # Ray's own client asks for 40 s.
-        assert time.monotonic() - started < 15.0
+        assert time.monotonic() - started < 30.0
         assert not run.exists()
         (line,) = capsys.readouterr().err.splitlines()
         return line.removeprefix("train.py: error: ")
