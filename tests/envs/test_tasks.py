@@ -156,6 +156,10 @@ def expect_declared(env: MetaVectorEnv, declared: dict[str, TaskParameter]) -> N
             # Kolmogorov and Smirnov's distance to the uniform distribution, of the middles of ties.
             steps = (np.arange(number) + 0.5) / number
             assert np.abs(np.sort(quantiles) - steps).max() < 2.0 / np.sqrt(number), name
+            # Draws reach both ends, and are not outside, where the quantile would be 0 or 1.
+            ends = quantiles.min(), 1.0 - quantiles.max()
+            assert min(ends) > 0.0, name
+            assert max(ends) < 12.0 / number, name
         columns += [quantiles] * (count != 1)
     assert np.abs(np.corrcoef(columns) - np.eye(len(columns))).max() < 4.5 / np.sqrt(number)
     # Tasks made from the parameters are those of the family, even at the ends of the ranges.
