@@ -20,7 +20,8 @@ from maml_rl import MultiTaskSampler, get_policy_for_env
 from maml_rl.envs import make_vector_env
 from maml_rl.envs.global_generators import KeptGenerators
 from maml_rl.errors import ConfigError, NonFiniteError, TaskError
-from maml_rl.spaces import array_writer
+from maml_rl.policies import GRUPolicy
+from maml_rl.spaces import PackedSpace, array_writer
 
 pytestmark = [pytest.mark.jax, pytest.mark.timeout(120)]
 
@@ -255,6 +256,33 @@ def test_whole_numbers_of_a_task_reach_the_family_with_all_their_32_bits(place: 
     with MultiTaskSampler(family, {}, 1, policy, seed=0, max_episode_steps=2, **place) as sampler:
         seen = sampler.rollout([{"world": world} for world in worlds]).observations[:, 0, 0].tolist()
     assert [int(high) * 2**16 + int(low) for high, low in seen] == worlds
+
+
+def test_packed_observations_with_the_last_step_are_on_a_device_as_here() -> None:
+    import jax.numpy as jnp
+
+    def see(state: Any) -> Any:
+        return jnp.stack([state % 5, state % 3])
+
+    def step(key: Any, state: Any, action: Any, task: Any) -> Any:
+        state = state + 1 + action.astype(jnp.int32)
+        return state, see(state), state * 0.5, state > 9, False, {}
+
+    family = counter(
+        reset=lambda key, task: (jnp.zeros((), jnp.int32), see(jnp.zeros((), jnp.int32))),
+        step=step,
+        observation_space=PackedSpace(spaces.MultiDiscrete([5, 3])),
+        action_space=spaces.Discrete(3),
+    )
+    seen = MultiTaskSampler.spaces(family, observe_last=True)
+    policy, found = GRUPolicy(seen.observation_space, seen.action_space, 8), []
+    options: dict[str, Any] = {"seed": 0, "max_episode_steps": 8, "observe_last": True, "slots_per_task": 1}
+    for place in ({"num_workers": 0}, {"backend": "device"}):
+        with MultiTaskSampler(family, {}, 3, policy, **options, **place) as sampler:
+            found.append(sampler.rollout(sampler.sample_tasks(3)))
+    here, there = found
+    for name in ("observations", "final_observations", "actions", "rewards", "terminated"):
+        assert torch.equal(getattr(here, name), getattr(there, name)), name
 
 
 def wrong_if(key: Any, state: Any, action: Any, task: Any) -> Any:
