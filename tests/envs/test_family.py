@@ -91,12 +91,18 @@ def test_unseeded_reset_continues_from_the_seeded_one(base_vector_env: MetaVecto
     assert same(first[1], second[1])
 
 
-def test_default_time_limit_is_that_of_the_id(base_env_id: str) -> None:
-    limit = FAMILIES[base_env_id].max_episode_steps
-    assert gymnasium.spec(base_env_id).max_episode_steps == limit
-    expected = 1 if "Bandit" in base_env_id else limit
-    assert make_vector_env(base_env_id).max_episode_steps == expected
-    assert gymnasium.make_vec(base_env_id, num_envs=2).max_episode_steps == expected
+def test_default_time_limit_is_that_of_the_id(stepping_env_id: str) -> None:
+    family = FAMILIES[stepping_env_id]
+    limit = family.max_episode_steps
+    assert gymnasium.spec(stepping_env_id).max_episode_steps == limit
+    if family.has_physics:
+        assert limit == (None if stepping_env_id == "Mixture-v0" else 200)
+    made: Any = make_vector_env(stepping_env_id)
+    expected = 1 if "Bandit" in stepping_env_id else limit or 200
+    assert made.max_episode_steps == expected
+    assert gymnasium.make_vec(stepping_env_id, num_envs=2).max_episode_steps == expected
+    # Also of its class, without the id.
+    assert made.default_steps == limit
 
 
 def test_slots_at_their_time_limit_are_truncated_and_keep_their_final_observation(stepping_env_id: str) -> None:

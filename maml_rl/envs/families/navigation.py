@@ -97,6 +97,8 @@ class PixelNavigationVectorEnv(Navigation2DVectorEnv):
     position is visible to a fraction of a pixel.
     """
 
+    default_steps = 50
+
     def __init__(
         self,
         num_envs: int = 1,

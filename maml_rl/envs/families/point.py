@@ -322,6 +322,7 @@ class PointCornerVectorEnv(PointFamily):
     task_description = "goal (2,): the corner to go to, (-2, -2), (2, -2), (-2, 2) or (2, 2)"
     task_space = TaskSpace({"goal": (TaskParameter.choice(-2.0, 2.0), (2,))})
     largest_move, farthest_start, reach = 0.2, 0.2, 2.5
+    default_steps = 100
 
     def __init__(self, num_envs: int = 1, *, sparse: bool = False, **options: Unpack[PointOptions]) -> None:
         self.sparse = sparse
