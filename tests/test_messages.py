@@ -56,6 +56,11 @@ def test_arrays_are_accepted_like_tensors() -> None:
             r"for observations of shape \(2,\), got observations of shape \(5, 3\); make it .* with get_policy_for_env",
         ),
         (
+            lambda: adapt(NormalMLPPolicy(5, 2), make_problem("normal", 1)[1][0], step_size=0.1),
+            ValueError,
+            "for observations of shape",
+        ),
+        (
             lambda: MultiTaskSampler("CartPole-v1", policy=NormalMLPPolicy(4, 1)),
             TypeError,
             "CartPole-v1 is not a task family: it lacks sample_tasks.*; it lacks reset_task",
