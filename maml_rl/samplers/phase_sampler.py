@@ -199,8 +199,8 @@ class PhaseSampler(ClosesAtExit):
             returns of its tasks to a curriculum, with the method `update`.
         timer: gets the seconds of every stage.
         placement: where and how the slots are stepped and the policy acts.
-        **options: the fields of `Placement` one by one: `backend`, `device`, `inference`, `step_timeout`,
-            `max_restarts` and others; they replace those of `placement`.
+        **options: the fields of `Placement` one by one, such as `backend`, `device` and `inference`; they replace those
+            of `placement`.
 
     Raises:
         ValueError: If a number is out of range, or two arguments exclude or contradict each other.
