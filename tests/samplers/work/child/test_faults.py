@@ -91,13 +91,13 @@ def test_step_of_a_lost_child_reports_that_a_reset_is_needed(marker: str) -> Non
             vector_env.step_send(3, np.zeros((1, 1), np.float32))
 
 
-@pytest.mark.parametrize("place", ["make", 2])
+@pytest.mark.parametrize(("place", "num_workers"), [("make", 1), ("make", 2), (2, 2)])
 def test_child_that_dies_again_and_again_ends_in_an_error_with_the_last_causes(
-    place: Any, caplog: pytest.LogCaptureFixture
+    place: Any, num_workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
         pytest.raises(ChildEnvError, match=r"died 3 times in one phase, .*max_restarts=2") as caught,
-        make_parallel(options={"max_restarts": 2}, fault="segfault", place=place) as vector_env,
+        make_parallel(num_workers, options={"max_restarts": 2}, fault="segfault", place=place) as vector_env,
     ):
         play_until_through(vector_env)
     assert not isinstance(caught.value, ChildLost)
