@@ -209,7 +209,9 @@ def test_command_says_what_was_compared_or_where_a_value_differs(
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)],
+    ids=["SIGINT", "SIGTERM", "SIGKILL"],
 )
 def test_ended_command_leaves_no_process_and_shows_no_traceback_even_of_a_hang(
     number: signal.Signals,

@@ -150,7 +150,7 @@ def test_drawn_task_depends_only_on_the_seed() -> None:
 
 def test_each_member_may_have_a_task_of_its_own() -> None:
     weights = members(navigator(), 3)
-    with make_evaluator(episodes=2) as evaluator:
+    with make_evaluator(2, episodes=2) as evaluator:
         tasks = evaluator.sample_tasks(3)
         together = evaluator.evaluate(weights, tasks)
     for number, task in enumerate(tasks):
