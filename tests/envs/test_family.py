@@ -520,6 +520,7 @@ def test_wrong_arguments_of_a_family_are_refused_by_name(base_env_id: str) -> No
         ("Bandit-K5-v0", {"k": 0}, "k must be an integer of at least 1, got 0"),
         ("Bandit-K5-v0", {"pulls": 0}, "pulls must be an integer of at least 1, got 0"),
         ("GaussianBandit-K5-v0", {"std": -1.0}, r"std must not be negative, got -1\.0"),
+        ("GaussianBandit-K5-v0", {"std": np.nan}, "std must be a finite number, got nan"),
         ("TabularMDP-v0", {"num_states": 0}, "num_states must be an integer of at least 1"),
         ("TabularMDP-v0", {"num_actions": -1}, "num_actions must be an integer of at least 1"),
         ("2DNavigation-v0", {"low": 0.5, "high": 0.5}, r"low must be below high, got 0\.5 and 0\.5"),
