@@ -134,7 +134,7 @@ def row_product(units: Tensor, weights: Tensor, bias: Tensor, out: Tensor) -> Ca
         layer = StackedLayer.of(weights.mT, bias)
         return lambda: out.copy_(layer(units))
     if (missing := _ALIGNMENT - weights.shape[1]) > 0:
-        # Of few columns it takes up to three times as long, and that of one is computed by other kernels for several
+        # Of few columns it takes up to five times as long, and that of one is computed by other kernels for several
         # blocks.
         wide = out.new_empty(*out.shape[:-1], _ALIGNMENT)
         product = row_product(units, pad(weights, (0, missing)), pad(bias, (0, missing)), wide)

@@ -376,11 +376,12 @@ def check_carried_memory(policy: Policy, memory: Memory, expected: Memory) -> No
 
 def chosen(where: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """Return the rows of `new` where `where` (M, S) is true, and those of `old` elsewhere, (M, S, ...)."""
-    pair, shape = (new, old), (*where.shape, *(1,) * (old.dim() - where.dim()))
-    if new.is_cpu and old.dim() > where.dim() and all(map(_is_of_sixteens, pair)):
+    rows = where.reshape(*where.shape, *(1,) * (old.dim() - where.dim()))
+    is_like = new.is_cpu and new.dtype == old.dtype and old.dim() > where.dim()
+    if is_like and _is_of_sixteens(new) and _is_of_sixteens(old):
         # Numbers are chosen one by one: of 16 bytes each, those of 1,024 slots take less than half of the time.
-        pair = new.view(torch.complex128), old.view(torch.complex128)
-    return torch.where(where.reshape(shape), *pair).view(new.dtype)
+        return torch.where(rows, new.view(torch.complex128), old.view(torch.complex128)).view(new.dtype)
+    return torch.where(rows, new, old)
 
 
 def _is_of_sixteens(tensor: Tensor) -> bool:

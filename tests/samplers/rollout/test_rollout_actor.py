@@ -195,6 +195,9 @@ def bits(seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("row", [(), (0,), (3,), (16,), (2, 32)], ids=str)
 def test_rows_are_chosen_to_the_last_bit_wherever_they_are(row: tuple[int, ...], dtype: torch.dtype) -> None:
     which = torch.tensor([[True, False], [False, False], [True, True]])
+    ones = torch.ones((3, 2, *row), dtype=dtype)
+    of_both = chosen(which, ones, torch.zeros_like(ones, dtype=torch.float64))
+    assert (of_both.shape, of_both.dtype) == (ones.shape, torch.promote_types(dtype, torch.float64))
     one, other = bits(0, (3, 2, *row), dtype), bits(1, (3, 2, *row), dtype)
     places = [torch.empty(1 + one.numel(), dtype=dtype)[1:].reshape(one.shape), torch.empty_like(one.mT).mT]
     for place in [torch.empty_like(one), *places[: 1 if row == () else 2]]:
