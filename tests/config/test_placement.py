@@ -75,7 +75,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"num_workers": 0, "backend": "ray"}, "backend='ray' needs workers, but num_workers is 0; raise it, or leave it"),
     ({"num_workers": 2, "backend": "in-process"}, "has no workers, but num_workers is 2; use 'processes'"),
     ({"engine": "warp", "num_workers": 2}, "engine='warp' steps all environments on the device, and num_workers=2"),
-    ({"engine": "warp", "backend": "processes"}, "engine='warp' steps all environments on the device, and backend='"),
+    ({"engine": "warp", "backend": "processes"}, "steps all environments on the device, and backend='processes' steps"),
     ({"backend": "device", "num_workers": 2}, "backend='device' has no workers, but num_workers is 2; use 'processes'"),
     ({"engine": "mujoco", "backend": "device"}, "backend='device' has the engine 'warp', got engine='mujoco'"),
     ({"backend": "ray", "recv_timeout": 1.0}, "recv_timeout and backend='ray' exclude each other: they share memory"),

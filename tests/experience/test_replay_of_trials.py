@@ -382,7 +382,8 @@ def test_wrong_use_is_one_clear_error() -> None:
     episodes = make_batch(rng)
     longest = max(len(trial.steps) for trial in trials_of(episodes))
     small = Replay(longest - 1)
-    with pytest.raises(ValueError, match=rf"buffer holds {longest - 1} steps, and a trial has {longest}; give it"):
+    told = rf"the replay buffer holds {longest - 1} steps, and a trial has {longest}; give it"
+    with pytest.raises(ValueError, match=told):
         small.append(episodes)
     assert small.num_trials == 0
     replay.append(episodes)

@@ -172,7 +172,8 @@ def test_optimizers_restored_from_tensors_and_json_continue_bit_identically() ->
     with pytest.raises(ValueError, match="the state of the optimizer 'critic' is for 2 parameters, and there are 1"):
         resumed.load_state_dict({**state, "optimizer.critic.7.step": torch.zeros(())})
     for forged in (5, [], [5], [{"params": 1.0}], [{"lr": "x"}], [{"lr": 1.0}] * 2):
-        with pytest.raises(ValueError, match="optimizer 'slow' has other numbers than its 1 groups of parameters: "):
+        told = "the optimizer 'slow' has other numbers than its 1 groups of parameters: "
+        with pytest.raises(ValueError, match=told):
             resumed.load_state_dict({**state, "optimizer.slow.groups": forged})
 
 

@@ -206,5 +206,6 @@ def test_terminated_may_be_a_bool_that_stays_the_same():
     require_as_on_the_cpu(Counting)
     assert set(require_as_on_the_cpu(EndsTogether).lengths.flatten().tolist()) == {1}
     for made in (EndsLater, EndsSooner):
-        with pytest.raises(ConfigError, match=f"{made.__name__} returns False for terminated in one step and more in"):
+        told = f"{made.__name__} returns False for terminated in one step and more in another"
+        with pytest.raises(ConfigError, match=told):
             sample("device", made)

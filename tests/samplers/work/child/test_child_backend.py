@@ -119,7 +119,7 @@ def test_killed_child_is_replaced_and_the_phase_is_bit_identical(
     marker = tmp_path / "marker"
     found = sample_faulty(2, fault="kill", place=place, marker=str(marker), slot_task=1.0)
     assert (marker.exists(), found) == (True, sample_faulty(0))
-    assert f"when memory ran out) {doing} with the tasks" in caplog.messages[0]
+    assert f"SIGKILL (by a user, or by the kernel when memory ran out) {doing} with the tasks" in caplog.messages[0]
     assert len(caplog.messages) == 1
 
 
