@@ -42,7 +42,7 @@ def ending_in_order() -> Iterator[None]:
     """Make Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt in the block; a second signal ends the process at once.
 
     A second SIGHUP does not: both the system and the shell send one when a terminal is closed. Before and after the
-    block, Ctrl-C ends the process of a command at once; load its libraries before. The exception has the number.
+    block, Ctrl-C ends the process of a command at once; load its libraries before. The exception has the signal.
     """
     hangup = getattr(signal, "SIGHUP", None)  # Windows has none.
     ends = [signal.SIGINT, signal.SIGTERM, *([] if hangup is None else [hangup])]
@@ -50,7 +50,7 @@ def ending_in_order() -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> NoReturn:
         for caught in replaced:
             signal.signal(caught, signal.SIG_IGN if caught == number == hangup else signal.SIG_DFL)
-        raise KeyboardInterrupt(number)
+        raise KeyboardInterrupt(signal.Signals(number))
 
     # An ignored signal, as in a background job, stays ignored; and Python allows this only in the main thread.
     usual = signal.default_int_handler, signal.SIG_DFL
@@ -236,9 +236,9 @@ def run_command(
         # Nothing can be written to a closed terminal.
         with suppress(OSError):
             print(f"{parser.prog}: interrupted{when_interrupted(options)}", file=sys.stderr)
-        # Other code may raise it without the number of a signal.
+        # Other code may raise it without a signal, or with anything else.
         number = next(iter(interrupt.args), None)
-        return 128 + number if isinstance(number, int) else INTERRUPTED
+        return 128 + number if isinstance(number, signal.Signals) else INTERRUPTED
     except (ConfigError, CheckpointError, TaskError) as error:
         print(f"{parser.prog}: error: {_printable(str(error))}", file=sys.stderr)
         return BAD_INPUT

@@ -1,3 +1,4 @@
+import argparse
 import json
 import logging
 import os
@@ -423,6 +424,14 @@ def test_first_signal_ends_the_work_and_a_second_one_the_process(number: int) ->
             signal.SIG_IGN if each in ignored else signal.SIG_DFL for each in ends
         ]
     assert [signal.getsignal(each) for each in ends] == before
+
+
+@pytest.mark.parametrize(("raised", "code"), [((), 130), ((5,), 130), ((signal.SIGTERM,), 143)])
+def test_exit_code_of_an_interrupt_is_that_of_a_signal(raised: tuple[int, ...], code: int) -> None:
+    def work(options: argparse.Namespace) -> None:
+        raise KeyboardInterrupt(*raised)
+
+    assert console.run_command(console.Parser(prog="x"), [], work) == code
 
 
 def test_signal_that_is_ignored_stays_ignored() -> None:
