@@ -3,8 +3,9 @@
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from maml_rl.cli.console import (
     Parser,
@@ -23,6 +24,9 @@ from maml_rl.config.config import TASKS, Config, load_config
 from maml_rl.config.yaml_source import parse_value
 from maml_rl.errors import ConfigError, NonFiniteError
 from maml_rl.runs.atomic_files import check_output, replace_file
+
+if TYPE_CHECKING:
+    from maml_rl.results.comparable import Run
 
 _SEEDS = 5
 # Of variable length are episodes, so the iterations that reach the environment steps are found in a few rounds.
@@ -129,15 +133,32 @@ class _Entry:
 
     Attributes:
         name: as it was given.
-        config: with the settings for all.
-        folder: of its runs, which are all of its identity.
-        identity: of its runs.
+        config: with the settings for all, and seed 0.
+        folder: of its runs, which are all of this experiment.
+        completed: the config as its run has it.
     """
 
     name: str
     config: Config
     folder: Path
-    identity: str
+    completed: Config
+
+    @property
+    def identity(self) -> str:
+        """That of its run."""
+        from maml_rl.results.identity import identity
+
+        return identity(self.completed)
+
+    def has(self, run: "Run") -> bool:
+        """Return whether a run is of this experiment, whatever its seed, on which a set of tasks may depend."""
+        from maml_rl.experiment.build import settings_of_tasks
+        from maml_rl.results.identity import identity
+
+        own, completed = self.config.override({"seed": run.config.seed}), self.completed
+        if own.tasks is not None:
+            completed = completed.with_section(TASKS, settings_of_tasks(own)[1])
+        return run.identity == identity(completed)
 
     def runs(self, seeds: int) -> list[Path]:
         """Return the folders of its runs."""
@@ -147,7 +168,7 @@ class _Entry:
 def _trained(options: argparse.Namespace) -> list[Path]:
     """Return the folders of all runs, after training those of configs that are missing."""
     from maml_rl.experiment.estimate import Estimate, estimate
-    from maml_rl.results.comparable import Run, read_runs, require_several
+    from maml_rl.results.comparable import require_several
     from maml_rl.results.identity import refuse_different_problems
 
     given = [Path(entry) for entry in options.entries if Path(entry).is_dir()]
@@ -157,11 +178,11 @@ def _trained(options: argparse.Namespace) -> list[Path]:
             raise ConfigError(f"{option} is for configs that are trained, and these are folders of runs; leave it out")
     entries, seeds = _entries(options), options.seeds or _SEEDS
     folders = [run for entry in entries for run in entry.runs(seeds)]
-    existing = [*given, *(run for run in folders if (run / "config.json").is_file())]
-    known = [run for group in read_runs(existing)[0] for run in (*group.runs, *group.failed)] if existing else []
+    known = _read([*given, *(run for run in folders if (run / "config.json").is_file())])
     if entries:
         # Before training; runs alone are counted where their code is known to be trusted.
-        require_several({*(entry.identity for entry in entries), *(run.identity for run in known)})
+        others = [run for run in known if not any(entry.has(run) for entry in entries)]
+        require_several({*(entry.identity for entry in entries), *(run.identity for run in others)})
     refuse_different_problems([*(entry.config for entry in entries), *(run.config for run in known)])
     by_path: dict[Path, Run] = {run.path.resolve(): run for run in known}
     complete = {path: run.env_steps for path, run in by_path.items() if run.complete and run.env_steps > 0.0}
@@ -201,9 +222,8 @@ def _trained(options: argparse.Namespace) -> list[Path]:
 
 
 def _entries(options: argparse.Namespace) -> list[_Entry]:
-    """Return the configs, each with a folder that has no runs of another identity; say where one is a new one."""
+    """Return the configs, each with a folder that has no runs of another experiment; say where one is a new one."""
     from maml_rl.experiment.build import make_experiment
-    from maml_rl.results.identity import identity
 
     settings = {"num-workers": options.num_workers, **key_values(options.set or [], "--set")}
     taken: dict[Path, str] = {}
@@ -212,35 +232,29 @@ def _entries(options: argparse.Namespace) -> list[_Entry]:
         if Path(name).is_dir():
             continue
         path = Path(name) if Path(name).is_file() else find_config(name)
-        config = refuse_untrusted_code(overridden(load_config(path), settings), options)
-        completed = make_experiment(config).config
-        whose = identity(completed)
+        # Which seeds are trained does not depend on that of the config.
+        config = overridden(load_config(path), settings).override({"seed": 0})
+        config = refuse_untrusted_code(config, options)
         usual = options.output_folder / name_of(path)
-        other = usual.with_name(f"{usual.name}-{whose[:8]}")
-        folder = usual if taken.get(usual, whose) == whose and _is_of(usual, config, completed) else other
-        if folder == other:
+        entry = _Entry(name, config, usual, make_experiment(config).config)
+        whose, earlier = entry.identity, _read([path.parent for path in usual.glob("seed-*/config.json")])
+        if taken.get(usual, whose) != whose or not all(map(entry.has, earlier)):
+            entry = replace(entry, folder=usual.with_name(f"{usual.name}-{whose[:8]}"))
             print(
-                f"{usual} has runs of other settings, or of another version; those of {name} are in {other}", flush=True
+                f"{usual} has runs of other settings, or of another version; those of {name} are in {entry.folder}",
+                flush=True,
             )
-        taken[folder] = whose
-        entries.append(_Entry(name, config, folder, whose))
+        taken[entry.folder] = whose
+        entries.append(entry)
     return entries
 
 
-def _is_of(folder: Path, config: Config, completed: Config) -> bool:
-    """Return whether all runs in a folder, if there are any, are of a config, which one of its runs has `completed`."""
-    from maml_rl.experiment.build import settings_of_tasks
+def _read(folders: Sequence[Path]) -> list["Run"]:
+    """Return the runs in some folders, unfinished and failed ones included."""
     from maml_rl.results.comparable import read_runs
-    from maml_rl.results.identity import identity
 
-    def of_seed(seed: int) -> Config:
-        # A set of tasks may depend on it.
-        own = config.override({"seed": seed})
-        return completed if own.tasks is None else completed.with_section(TASKS, settings_of_tasks(own)[1])
-
-    runs = [path.parent for path in folder.glob("seed-*/config.json")]
-    known = [run for group in read_runs(runs)[0] for run in (*group.runs, *group.failed)] if runs else []
-    return all(run.identity == identity(of_seed(run.config.seed)) for run in known)
+    groups = read_runs(folders, unfinished=True)[0] if folders else []
+    return [run for group in groups for run in (*group.runs, *group.failed)]
 
 
 def _train(config: Config, run: Path, budget: float, rate: float, options: argparse.Namespace) -> None:

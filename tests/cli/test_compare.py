@@ -214,9 +214,11 @@ def test_finished_runs_with_sets_of_tasks_by_their_seeds_are_taken_again(tmp_pat
     config = config_of(tasks={"distribution": "fixed", "train": 5, "test": 3}, num_batches=1)
     for seed in range(2):
         training.train(config.override({"seed": seed}), tmp_path / f"seed-{seed}", num_workers=0)
-    assert compare._is_of(tmp_path, config, build.make_experiment(config).config)
+    runs = compare._read([tmp_path])
     other = config.override({"tasks": {"distribution": "fixed", "seed": 1}})
-    assert not compare._is_of(tmp_path, other, build.make_experiment(other).config)
+    for each, taken in ((config, True), (other, False)):
+        entry = compare._Entry("x", each, tmp_path, build.make_experiment(each).config)
+        assert [entry.has(run) for run in runs] == [taken] * 2
 
 
 def test_experiment_without_a_finished_run_is_named_and_not_said_to_be_the_other(
@@ -293,6 +295,8 @@ def test_longer_run_is_measured_where_the_shorter_one_ended(finished: Path) -> N
         (["one.yaml", "longer.yaml"], ["'max-episode-steps' is 10 and 11", "problems", "--set max-episode-steps=10"]),
         (["runs/compare/one"], ["all of one experiment"]),
         (["one.yaml", "one.yaml", "runs/compare/one", "--seeds", "9"], ["all of one experiment"]),
+        # Their own seeds, on which their sets of tasks depend, are not those that would be trained.
+        (["fixed.yaml", "fixed_5.yaml"], ["all of one experiment"]),
         *[
             (["runs/compare/one", "runs/compare/other", option, value], [f"{option} is for configs that are trained"])
             for option, value in (("--seeds", "2"), ("--env-steps", "9"), ("--set", "gamma=0.5"))
@@ -302,7 +306,13 @@ def test_longer_run_is_measured_where_the_shorter_one_ended(finished: Path) -> N
 def test_what_cannot_be_compared_is_refused_in_one_line_before_training(
     copied: Path, arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path("longer.yaml").write_text(json.dumps(SMALL | {"max-episode-steps": 11}))
+    fixed = SMALL | {"tasks": {"distribution": "fixed", "train": 3, "test": 2}}
+    for name, values in {
+        "longer": SMALL | {"max-episode-steps": 11},
+        "fixed": fixed,
+        "fixed_5": fixed | {"seed": 5},
+    }.items():
+        Path(f"{name}.yaml").write_text(json.dumps(values))
     before = sorted(Path().rglob("*"))
     assert cli.main(["compare", *arguments, *OF_ALL]) == 2
     (line,) = capsys.readouterr().err.splitlines()
