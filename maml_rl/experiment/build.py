@@ -87,16 +87,25 @@ class Experiment:
         return None if rule is None else rule.replace(halve=self.config.halve_step_size)
 
     def restore(self, checkpoint: str | Path | int, run: Path) -> int:
+        """Load the parameters of a checkpoint of a run, and its tasks; return its meta-updates."""
+        updates = self.load(checkpoint, run)
+        self.take_files(run)
+        return updates
+
+    def load(self, checkpoint: str | Path | int, run: Path) -> int:
         """Load the parameters of a checkpoint of a run, as `find_checkpoint` finds it; return its meta-updates."""
+        path, saved = find_checkpoint(checkpoint, run / CHECKPOINTS)
+        with self.guard:
+            restore(saved, self.metalearner, self.config.algorithm, path)
+        return saved.iteration
+
+    def take_files(self, run: Path) -> None:
+        """Warn of the files of a run that have changed, and take its fixed tasks."""
         # What is damaged there is reported where it is needed.
         with suppress(ConfigError):
             system = load_system(run)
             warn_of_changed_files(run, system, {"sources": sources_now(self.config, system)})
-        path, saved = find_checkpoint(checkpoint, run / CHECKPOINTS)
-        with self.guard:
-            restore(saved, self.metalearner, self.config.algorithm, path)
         self.take_fixed_tasks(run)
-        return saved.iteration
 
     def begin_with(self, source: str | Path, *, policy_alone: bool) -> None:
         """Load the parameters, and possibly the learner's state, with which another run ended.

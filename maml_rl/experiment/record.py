@@ -241,13 +241,13 @@ def record_run(
         make_vector_env(config.env_name, config.env_kwargs, max_episode_steps=config.max_episode_steps)
     ) as env:
         described = EnvDescription.of(env)
-    experiment.take_fixed_tasks(path)
+    experiment.take_files(path)
     refuse_too_large_batches(experiment, num_tasks, 0)
     with make_sampler(experiment) as sampler:
         tasks = _draw_tasks(experiment, sampler, num_tasks)
 
         def sample(iteration: int) -> TaskEpisodes:
-            experiment.restore(checkpoints[iteration], path)
+            experiment.load(checkpoints[iteration], path)
             sampler.seek(iteration)
             return performed(experiment.policy, sampler.rollout(tasks))
 

@@ -9,12 +9,14 @@ from maml_rl.cli.evaluate import run_test
 from maml_rl.errors import ConfigError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.evaluate import evaluate
+from maml_rl.experiment.record import record_run
 from maml_rl.experiment.train import train
 from maml_rl.report.comparison import step_table
 from maml_rl.results.comparable import RunGroup, read_runs
 from maml_rl.results.evaluation import Evaluation, difference_interval, load_evaluation
 from maml_rl.results.scales import decimals, readable_interval
 from maml_rl.results.verdict import GroupResult
+from maml_rl.runs.checkpoint import list_checkpoints
 from maml_rl.task_distributions.task_files import save_tasks
 from tests.report.conftest import measured
 from tests.small_runs import config_of
@@ -197,6 +199,10 @@ def test_evaluation_before_a_change_of_the_environments_file_is_not_used(
     assert run_test(command) == 0
     assert f"the file of 'env-name' has changed since the run in {run} began: from here on" in caplog.text
     assert len(measured([run], 0)[0][0].evaluations) == 1
+    caplog.clear()
+    assert len(list_checkpoints(run / "checkpoints")) == 2
+    record_run(run, tmp_path / "recorded", num_tasks=1, placement={"num-workers": 0}, minari=False)
+    assert caplog.text.count("has changed since") == 1
 
 
 def test_table_compares_groups_with_pretraining_at_equal_steps(
