@@ -26,7 +26,7 @@ from maml_rl.results.evaluation import REPETITIONS, Evaluation, SampledEvaluatio
 from maml_rl.results.identity import identity_now
 from maml_rl.results.verdict import GroupResult
 from maml_rl.runs.atomic_files import newest_path
-from maml_rl.runs.trust import unknown_code
+from maml_rl.runs.trust import refuse_missing, unknown_code
 
 EVALUATION = "evaluation.npz"
 
@@ -76,12 +76,14 @@ def measure(
             checkpoint = run.checkpoint_near(limit) if len(groups) > 1 else None
             evaluation, complaints = saved_evaluation(run, checkpoint)
             notices += complaints
-            named = [name for _, name in unknown_code(run.config, known=known)]
+            named = unknown_code(run.config, known=known)
             try:
                 if tasks and named and evaluation is None:
+                    refuse_missing(run.config, named)
+                    names = " and ".join(name for _, name in named)
                     raise ConfigError(
-                        f"it needs {' and '.join(named)}, and this imports nothing that a run names; add --trust, or "
-                        f"measure it with `test.py {shlex.quote(str(run.path))}`"
+                        f"it needs {names}, and this imports nothing that a run names; add --trust, or measure it with "
+                        f"`test.py {shlex.quote(str(run.path))}`"
                     )
                 if tasks and not named:
                     experiment = make_experiment(run.config.override(placed))

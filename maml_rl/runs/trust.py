@@ -13,7 +13,7 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import distributions
 from pathlib import Path
@@ -62,11 +62,8 @@ def check_code(config: Config, remedy: str, *, samples: bool = False) -> None:
         samples: whether the run's own cluster will sample: a Ray cluster executes code in all its clients.
     """
     if unknown := unknown_code(config, samples=samples):
+        refuse_missing(config, unknown)
         path, value = unknown[0]
-        if path[0] not in (_CLUSTER, _RUNTIME_ENV) and not would_import(value):
-            raise config.error(
-                f"the module of {value!r} is not found; go to its folder, or put that into PYTHONPATH", *path
-            )
         also = "".join(f" and {other!r}" for _, other in unknown[1:])
         what = {_CLUSTER: "a cluster", _RUNTIME_ENV: "a runtime_env"}.get(path[0], "code that is not installed, and")
         raise config.error(
@@ -74,6 +71,15 @@ def check_code(config: Config, remedy: str, *, samples: bool = False) -> None:
             "this executes it",
             *path,
         )
+
+
+def refuse_missing(config: Config, unknown: Sequence[tuple[tuple[str, ...], str]]) -> None:
+    """Refuse what `unknown_code` returns if its first module is not found, which trust would not help."""
+    for path, value in unknown[:1]:
+        if path[0] not in (_CLUSTER, _RUNTIME_ENV) and not would_import(value):
+            raise config.error(
+                f"the module of {value!r} is not found; go to its folder, or put that into PYTHONPATH", *path
+            )
 
 
 def check_family(env_id: str, env_kwargs: Mapping[str, Any], origin: str) -> None:

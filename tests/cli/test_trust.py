@@ -253,9 +253,12 @@ def test_module_that_is_not_found_is_named_with_the_remedy_also_in_an_own_run(
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry and Path(entry) != place])
     (place / "elsewhere").mkdir()
     monkeypatch.chdir(place / "elsewhere")
-    assert main(["test", str(run), "--num-workers", "0"]) == 2
-    shown = capsys.readouterr().err
-    assert "the module of 'own_code:make' is not found; go to its folder, or put that into PYTHONPATH" in shown
+    # A report is written without the policy.
+    for command, code in (("test", 2), ("report", 0)):
+        assert main([command, str(run), "--num-workers", "0"]) == code
+        shown = capsys.readouterr().err
+        assert "the module of 'own_code:make' is not found; go to its folder, or put that into PYTHONPATH" in shown
+        assert "--trust" not in shown
 
 
 def config_of(**values: object) -> Config:
