@@ -67,6 +67,12 @@ def read_regular(path: Path, most_bytes: int | None = None) -> bytes:
         os.close(descriptor)
 
 
+def looked_for(path: Path) -> str:
+    """Return where a path that is missing was looked for, to be appended to a message; empty for any other path."""
+    is_relative = not (path.is_absolute() or os.path.lexists(path))
+    return "; a relative path begins in the current folder" if is_relative else ""
+
+
 def read_lines(path: Path) -> list[str]:
     """Return the lines of a text as `read_regular` reads it; what is not UTF-8 is replaced."""
     return read_regular(path, _MOST_BYTES_OF_TEXT).decode(errors="replace").splitlines()

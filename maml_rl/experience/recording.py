@@ -25,7 +25,7 @@ from maml_rl.episode.steps import INFO
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.errors import CheckpointError, ConfigError
 from maml_rl.experience.histories import Block, Distinct, EnvKind, Histories, block_of
-from maml_rl.foreign_files import Printable, checked, parse_json, read_regular
+from maml_rl.foreign_files import Printable, checked, looked_for, parse_json, read_regular
 from maml_rl.machine import refuse_if_too_large
 from maml_rl.runs.atomic_files import replace_file
 from maml_rl.runs.segments import (
@@ -413,7 +413,7 @@ def _find(path: Path) -> Path:
     if folders:
         names = ", ".join(str(index.parent) for index in folders)
         raise ConfigError(f"{path} holds {len(folders)} data sets of histories ({names}); name one of them")
-    raise ConfigError(f"{path} holds no learning histories; record some with maml-rl record")
+    raise ConfigError(f"{path} holds no learning histories; record some with maml-rl record{looked_for(path)}")
 
 
 def load_histories(folder: str | Path) -> Histories:

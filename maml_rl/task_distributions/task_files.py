@@ -13,7 +13,7 @@ import numpy as np
 
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.errors import ChildEnvError, ConfigError, explain
-from maml_rl.foreign_files import check_sum, parse_json, read_regular
+from maml_rl.foreign_files import check_sum, looked_for, parse_json, read_regular
 from maml_rl.runs.atomic_files import replace_file
 
 _ENV_NAME, _TASKS = "env-name", "tasks"
@@ -45,7 +45,7 @@ def read_tasks(path: str | Path, env_name: str) -> list[Task]:
     try:
         content = parse_json(read_regular(Path(path)))
     except OSError as error:
-        raise ConfigError(f"cannot read the tasks in {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot read the tasks in {path}: {error.strerror}{looked_for(Path(path))}") from error
     except ValueError as error:
         raise ConfigError(f"{path} cannot be read as JSON ({error}); {_LOOKS_LIKE}") from error
     if not isinstance(content, dict) or set(content) != {_ENV_NAME, _TASKS}:

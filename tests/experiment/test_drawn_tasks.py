@@ -243,7 +243,8 @@ def test_update_of_a_distribution_gets_copies_and_must_not_draw_from_the_process
         ({"distribution": "fixed", "train": 0, "test": 1}, "'train' in x.yaml, line 1: expected at least 1, got 0"),
         ({"distribution": "list", "file": "x", "tasks": [{}]}, "two lists of tasks; keep 'tasks' or 'file'"),
         (3, "'tasks' in x.yaml, line 1: expected a mapping, got 3"),
-        ("nowhere.json", "cannot read the tasks in nowhere.json: No such file"),
+        ("nowhere.json", "nowhere.json: No such file or directory; a relative path begins in the current folder$"),
+        ("/nowhere.json", "cannot read the tasks in /nowhere.json: No such file or directory$"),
     ],
 )
 def test_wrong_section_is_refused_in_a_line_before_any_process_starts(tasks: Any, message: str) -> None:

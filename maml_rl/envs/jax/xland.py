@@ -16,7 +16,7 @@ from maml_rl.envs.jax import JaxFamily, ReadyMade, of_the_extra
 from maml_rl.envs.jax.slot_functions import begin_jax
 from maml_rl.envs.meta_env import AT_MOST_1
 from maml_rl.errors import ConfigError
-from maml_rl.foreign_files import read_arrays
+from maml_rl.foreign_files import looked_for, read_arrays
 from maml_rl.spaces import PackedSpace
 
 with of_the_extra():
@@ -143,7 +143,8 @@ def read_rulesets(path: str) -> dict[str, NDArray[Any]]:
     except KeyError as error:
         raise ConfigError(f"rulesets: {path} has no array {error}; it has {', '.join(arrays) or 'none'}") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"rulesets: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"rulesets: {path} cannot be read: {reason}{looked_for(Path(path))}") from None
     for name, shape in _STORED.items():
         array = arrays[name]
         rows, *_, last = array.shape if array.ndim == 1 + len(shape) else (0, 0)
