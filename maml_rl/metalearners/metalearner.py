@@ -5,6 +5,7 @@ a subclass of `MetaLearner` with its settings and its `update`, registered by na
 """
 
 import copy
+import logging
 import math
 import re
 from abc import ABC, abstractmethod
@@ -30,7 +31,10 @@ from maml_rl.machine import single_threaded
 from maml_rl.plan import Plan, Sampler
 from maml_rl.policies import GRUPolicy, Memory, Policy, as_policy, get_policy_for_env
 from maml_rl.policies.memory_policy import PolicyWithMemory
+from maml_rl.policies.module_policy import unsaved
 from maml_rl.seeding import NamedStreams, Purpose, StreamKey, check_seed, torch_seed
+
+logger = logging.getLogger(__name__)
 
 # State of a metalearner: tensors and JSON values, under flat names.
 State: TypeAlias = dict[str, Any]
@@ -131,6 +135,8 @@ class MetaLearner(ABC):
     optimizers: Mapping[str, torch.optim.Optimizer] = MappingProxyType({})
     networks: nn.Module | None = None
     training_state: ClassVar[tuple[str, ...]] = (SINGLE,)
+    # What of the policy a warning has named.
+    _named: frozenset[str] = frozenset()
     # The numbers of the optimizers as the constructor has left them.
     _first_numbers: Mapping[str, list[dict[str, Any]]] | None = None
 
@@ -239,13 +245,25 @@ class MetaLearner(ABC):
         The seed and the number determine what is drawn, however often the run was interrupted. They also seed torch's
         global generators, for code that draws from these, which are restored afterward. torch computes every operation
         on one core, so that the number of cores does not change the result; what is computed in chunks uses all.
+
+        What it changes in the policy besides parameters and persistent buffers is named once, in a warning.
         """
         self._note_first_numbers()
+        before = unsaved(self.policy)
         self._streams.move_to(StreamKey(self.seed, Purpose.LEARNER_DRAWS, number, 1))
         seed = torch_seed(StreamKey(self.seed, Purpose.LEARNER_UPDATE, number))
         with seeded_generators(seed, self.device), single_threaded():
             metrics = self.update(batch)
         check_metrics(metrics, f"{type(self).__name__}.update")
+        changed = {name for name, value in unsaved(self.policy).items() if before.get(name, value) != value}
+        if changed - self._named:
+            logger.warning(
+                "%s.update changes %s of the policy, and its copies in workers or ahead of time, and checkpoints, get "
+                "parameters and persistent buffers alone; call register_buffer for it, unless it is a cache",
+                type(self).__name__,
+                " and ".join(map(repr, sorted(changed - self._named))),
+            )
+            self._named |= changed
         return metrics
 
     def collect(self, sampler: Sampler, tasks: Sequence[Task]) -> EpisodeStore:

@@ -414,6 +414,22 @@ def _call_module(module: nn.Module, tensors: dict[str, Tensor], arguments: tuple
         ) from error
 
 
+def unsaved(policy: Policy) -> dict[str, Any]:
+    """Return, to be compared, the data of a policy besides its parameters and persistent buffers, by name."""
+    saved, found = {*policy.state_dict(), *dict(policy.named_parameters())}, dict[str, Any]()
+    modules = dict(policy.named_modules()) | {"": vars(policy).get("module", policy)}
+    for path, module in modules.items():
+        for name, value in (vars(module) | module._buffers).items():
+            where = f"{path}.{name}" if path else name
+            if isinstance(value, Tensor) and where not in saved:
+                found[where] = id(value), value._version
+            elif isinstance(value, np.ndarray):
+                found[where] = value.tobytes()
+            elif isinstance(value, bool | int | float | str):
+                found[where] = repr(value)
+    return found
+
+
 def as_policy(policy: nn.Module, observation_shape: Sequence[int] | None = None) -> Policy:
     """Return a policy as it is, and any other module as a `ModulePolicy`, which shares its parameters.
 

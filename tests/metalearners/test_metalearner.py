@@ -177,6 +177,47 @@ def test_optimizers_restored_from_tensors_and_json_continue_bit_identically() ->
             resumed.load_state_dict({**state, "optimizer.slow.groups": forged})
 
 
+class Scaled(torch.nn.Module):
+    """Has numbers of every kind that an update may change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.weight = torch.nn.Identity(), torch.nn.Parameter(torch.zeros(2))
+        self.inner.temperature = 1.0
+        self.mean, self.count, self.name = torch.zeros(2), np.zeros(2), "scaled"
+        self.register_buffer("kept", torch.zeros(2))
+        self.register_buffer("lost", torch.zeros(2), persistent=False)
+
+    def forward(self, observations: torch.Tensor) -> torch.distributions.Distribution:
+        return torch.distributions.Normal(self.inner(observations) * self.weight, 1.0)
+
+
+class Scaler(MetaLearner):
+    """Changes them."""
+
+    def update(self, batch: EpisodeStore) -> dict[str, Any]:
+        module = vars(self.policy)["module"]
+        module.inner.temperature *= 0.5
+        module.mean = module.mean + 1.0
+        for number in (module.count, module.kept, module.lost):
+            number += 1.0
+        return {}
+
+
+def test_update_that_changes_what_no_copy_of_the_policy_gets_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    module = Scaled()
+    learner = Scaler(module)
+    for number in range(2):
+        learner.learn(learner.store_of([]), number)
+    # As a checkpoint and the parameters that are published ahead of time have them.
+    copied = Scaled()
+    copied.load_state_dict(module.state_dict())
+    assert copied.kept.tolist() == module.kept.tolist() == [2.0, 2.0]
+    assert (copied.lost.tolist(), copied.inner.temperature) == ([0.0, 0.0], 1.0)
+    (record,) = caplog.records
+    assert "changes 'count' and 'inner.temperature' and 'lost' and 'mean' of the policy" in record.message
+
+
 class Rememberer(Shift):
     """Takes no gradient steps to adapt, and needs the log-probabilities of the actions."""
 
