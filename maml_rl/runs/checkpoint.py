@@ -72,6 +72,9 @@ class Checkpoint:
             TypeError: If it has what a file cannot hold, except numbers of the learner that are not finite, which
                 `check_finite` refuses; the message names it.
         """
+        for name in self.tensors:
+            if name.startswith((_LEARNER, _EARLIER)):
+                raise _no_place(f"the parameter or buffer {name!r} of a policy, which must not begin so")
         learner = own_json(dict.fromkeys(self.learner), "learner")
         for name, value in self.learner.items():
             path = f"learner/{name}"
@@ -406,12 +409,15 @@ def own_json(value: Any, path: str, *, finite: bool = True) -> Any:
 
     JSON has no NaN and no infinity; unless `finite`, the copy may have them.
     """
-    if isinstance(value, dict):
-        if wrong := [name for name in value if not isinstance(name, str)]:
-            raise _no_place(f"the name {wrong[0]!r:.80} in {path}")
-        return {name: own_json(entry, f"{path}/{name}", finite=finite) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [own_json(entry, path, finite=finite) for entry in value]
+    try:
+        if isinstance(value, dict):
+            if wrong := [name for name in value if not isinstance(name, str)]:
+                raise _no_place(f"the name {wrong[0]!r:.80} in {path}")
+            return {name: own_json(entry, f"{path}/{name}", finite=finite) for name, entry in value.items()}
+        if isinstance(value, list | tuple):
+            return [own_json(entry, path, finite=finite) for entry in value]
+    except RecursionError:
+        raise _no_place(f"{path:.80}, which is in itself, or nested too deeply") from None
     is_finite = not isinstance(value, float) or math.isfinite(value)
     if not isinstance(value, str | int | float | None) or (finite and not is_finite):
         raise _no_place(f"{path} = {value!r:.80}")

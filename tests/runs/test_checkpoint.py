@@ -156,6 +156,8 @@ def test_broken_checkpoint_is_replaced_and_an_intact_one_never(tmp_path: Path) -
 
 
 def test_state_that_a_file_cannot_hold_leaves_nothing_behind(tmp_path: Path) -> None:
+    endless: list[Any] = []
+    endless.append(endless)
     for checkpoint, named in [
         (Checkpoint(1, {}, float("nan")), "score = nan"),
         (Checkpoint(1, {}, learner={"scales": {"a": [float("inf")]}}), "learner/scales/a = inf"),
@@ -168,6 +170,16 @@ def test_state_that_a_file_cannot_hold_leaves_nothing_behind(tmp_path: Path) -> 
         (
             Checkpoint(1, {}, learner={"table": torch.eye(2).to_sparse()}),
             "learner/table of the layout torch.sparse_coo",
+        ),
+        (Checkpoint(1, {}, learner={"kept": endless}), "learner/kept, which is in itself, or nested too deeply"),
+        # Those of the learner, and of earlier iterations, begin so.
+        (
+            Checkpoint(1, {"learner/x": torch.zeros(1)}),
+            "the parameter or buffer 'learner/x' of a policy, which must not begin so",
+        ),
+        (
+            Checkpoint(1, {"earlier/0/x": torch.zeros(1)}),
+            "the parameter or buffer 'earlier/0/x' of a policy, which must not begin so",
         ),
         # A part of a policy may keep what it likes.
         (Checkpoint(1, {"mean._extra_state": {"calls": 3}}), r"mean._extra_state = \{'calls': 3\}"),
