@@ -173,6 +173,10 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         """
         length = max(self._config.num_batches, load_config(self.path / CONFIG).num_batches)
         self.write(CONFIG, self._config.model_copy(update={"num_batches": length}).to_json().encode())
+        sums = self.path / SUMS
+        listed = read_lines(sums) if sums.is_file() else []
+        if (left := [line for line in listed if not line.endswith(f"  {FAILURE}")]) != listed:
+            replace_file(sums, _text(left))
         (self.path / FAILURE).unlink(missing_ok=True)
 
     def record(self, metrics: Metrics) -> None:

@@ -220,6 +220,8 @@ def test_checksums_of_a_run_are_those_of_sha256sum_after_a_resume_even_without_a
     for batches in (500, 1000):
         with RunFolder(tmp_path, config_of(num_batches=batches), learner_of(), resume=True) as run:
             assert run.iteration == 1
+            # What ended it before no longer counts, and has no checksum.
+            run.fail("diverged")
             run.settle()
         subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=tmp_path, check=True)
         assert sorted((tmp_path / "SHA256SUMS").read_text().split()[1::2]) == ["config.json", "system.json"]
