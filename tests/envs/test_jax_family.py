@@ -321,6 +321,27 @@ def test_function_that_cannot_be_compiled_is_an_error_with_its_line(step: Any, t
         family(2)
 
 
+def test_step_that_writes_into_its_state_is_compared_with_the_state_before_it() -> None:
+    import jax.numpy as jnp
+
+    def writes(amount: Any) -> Callable[..., Any]:
+        def step(key: Any, state: Any, action: Any, task: Any) -> Any:
+            # As bodies of Brax do, with numbers of Python.
+            before, state["is_first"], state["sum"] = state["sum"], 0.0, state["sum"] + amount
+            return state, before, state["sum"], False, False, {}
+
+        return step
+
+    def reset(key: Any, task: Any) -> Any:
+        return {"sum": 0, "is_first": 1.0}, jnp.zeros((), jnp.int32)
+
+    space = spaces.Box(0, 9, (), np.int32)
+    slots = begun(counter(reset=reset, step=writes(2), observation_space=space), [1.0])
+    assert [slots.step(np.zeros((1, 1), np.float32))[:2] for _ in range(3)] == [(0, 2.0), (2, 4.0), (4, 6.0)]
+    with pytest.raises(TypeError, match=r"state\['sum'\] is float32\[\] after a step, and int32\[\] before it"):
+        counter(reset=reset, step=writes(0.5), observation_space=space)(1)
+
+
 def test_actions_of_several_parts_are_refused_by_their_space() -> None:
     with pytest.raises(TypeError, match=r"unsupported space Dict\('a': Discrete\(2\)\): expected Box, Discrete"):
         counter(action_space=spaces.Dict({"a": spaces.Discrete(2)}))(1)
@@ -422,6 +443,10 @@ def test_numbers_that_are_not_finite_or_outside_name_slot_and_step(place: Any) -
         state, seen, *others = large_later(*given)
         return state, jnp.where(seen == 300, -1, 0), *others
 
+    def as_bytes(*given: Any) -> Any:
+        state, seen, *others = large_later(*given)
+        return state, seen.astype(jnp.uint8), *others
+
     symbol, zero = spaces.Box(0, 255, (), np.uint8), jnp.zeros((), jnp.int32)
     first = {"reset": lambda key, task: (jnp.zeros(()), jnp.zeros(())), "step": nan_later}
     symbols = {"reset": lambda key, task: (jnp.zeros(()), zero), "step": large_later, "observation_space": symbol}
@@ -434,6 +459,8 @@ def test_numbers_that_are_not_finite_or_outside_name_slot_and_step(place: Any) -
         (first, NonFiniteError, "the observation of task 0, episode 0, step 3 is not finite"),
         (symbols, Exception, r"slot 0, step 3: an observation with 300, outside of its space Box\(0, 255"),
         (symbols | {"step": less_later}, Exception, "slot 0, step 3: an observation with -1, outside of its space"),
+        # A step whose type has no other numbers says nothing of a reset.
+        (symbols | {"reset": lambda key, task: (0.0, zero + 300), "step": as_bytes}, Exception, "step 0: .* with 300"),
         (pairs, Exception, r"slot 0, step 3: an observation with 300 at \['first'\], outside of its space Box"),
     ):
         family = counter(**changes)

@@ -133,12 +133,8 @@ class JaxVectorEnv(BatchedFamily):
 
     def __init__(self, num_envs: int, family: JaxFamily, **options: Unpack[FamilyOptions]) -> None:
         self.family, self._functions = family, family.compiled
-        self.recorded_infos, self.task_space, self.value_ranges = (
-            family.recorded_infos,
-            family.task_space,
-            family.value_ranges,
-        )
-        self.default_steps = family.max_episode_steps
+        self.recorded_infos, self.task_space = family.recorded_infos, family.task_space
+        self.value_ranges, self.default_steps = family.value_ranges, family.max_episode_steps
         self._device = begin_jax("cpu")
         self._carry: Carry | None = None
         self._seen: Any = None

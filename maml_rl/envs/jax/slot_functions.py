@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +20,7 @@ from maml_rl.machine import forked_from_jax, sharing_gpus
 from maml_rl.spaces import PackedSpace, array_layout, array_writer, category_counts, leaves, limits_of, value_at
 
 Tree = Any
+_as_32_bits = jax.dtypes.canonicalize_dtype
 Functions = tuple[Callable[..., Any], Callable[..., Any]]
 # Settings of JAX that decide which numbers a key gives, as they are by default; workers know of no others that a
 # program sets.
@@ -116,7 +118,8 @@ class SlotFunctions:
         self._reset, self._step = functions
         self._actions, self._infos = action_space, tuple(recorded_infos)
         self.dtypes = {name: array.dtype for name, array in tasks.items()}
-        key, task = jax.eval_shape(lambda: _key(jnp.zeros(2, jnp.uint32))), _row_of(tasks)
+        key = jax.eval_shape(lambda: _key(jnp.zeros(2, jnp.uint32)))
+        task = {name: jax.ShapeDtypeStruct(a.shape[1:], _as_32_bits(a.dtype)) for name, a in tasks.items()}
         shape, dtype = array_layout(action_space)
         action = jax.ShapeDtypeStruct(shape, _as_32_bits(dtype))
         own = observation_space
@@ -126,14 +129,15 @@ class SlotFunctions:
         self.space = array_writer(own).flat_space
         self._parts = list(leaves(self.space.own if isinstance(self.space, PackedSpace) else own))
         # Known once the functions have been traced, which happens once for all numbers of slots.
-        self._terminates = self._truncates = self._has_bounds = True
+        self._has_bounds = False
         self._begin_one = jax.jit(self._begin_one, inline=True)  # type: ignore[method-assign]
         self._step_one = jax.jit(self._step_one, inline=True)  # type: ignore[method-assign]
         state, _, _ = jax.eval_shape(self._begin_one, key, task)
-        jax.eval_shape(self._step_one, key, state, action, task)
-        self.begin = jax.jit(self._begin)
-        self.begin_some = jax.jit(self._begin_some, donate_argnums=4)
-        self.advance = jax.jit(self._advance, donate_argnums=0)
+        *_, truncated, _, _ = jax.eval_shape(self._step_one, key, state, action, task)
+        self._truncates = truncated is not None
+        self.begin = jax.jit(jax.vmap(self._begin))
+        self.begin_some = jax.jit(jax.vmap(self._begin_some), donate_argnums=4)
+        self.advance = jax.jit(jax.vmap(self._advance), donate_argnums=0)
 
     @_watched("reset")
     def _begin_one(self, key: Any, task: Tree) -> tuple[Tree, Any, Any]:
@@ -145,25 +149,41 @@ class SlotFunctions:
     @_watched("step")
     def _step_one(self, key: Any, own: list[Any], action: Any, task: Tree) -> Any:
         keyed = zip(own, self._key_impls, strict=True)
-        parts = [leaf if impl is None else jax.random.wrap_key_data(leaf, impl=impl) for leaf, impl in keyed]
-        state = jax.tree.unflatten(self._structure, parts)
-        result = self._step(key, state, action, task)
+        before = [leaf if impl is None else jax.random.wrap_key_data(leaf, impl=impl) for leaf, impl in keyed]
+        result = self._step(key, jax.tree.unflatten(self._structure, before), action, task)
         if not isinstance(result, tuple | list) or len(result) != 6:
             raise TypeError(
                 "step must return state, observation, reward, terminated, truncated and a dict of infos, got "
                 f"{type(result).__name__} of {len(result) if hasattr(result, '__len__') else 1}"
             )
-        new, observation, reward, terminated, truncated, infos = result
-        self._terminates, self._truncates = terminated is not False, truncated is not False
+        new, observation, reward, *ends, infos = result
         for name in self._infos:
             if name not in infos:
                 raise TypeError(f"the info {name!r} is in recorded_infos, and step returns {sorted(infos)}")
         numbers = {name: _number(name, infos[name]) for name in self._infos}
-        flags = [_number(name, flag) for name, flag in (("terminated", terminated), ("truncated", truncated))]
+        flags = [_number(name, end) for name, end in zip(("terminated", "truncated"), ends, strict=True)]
         if any(flag.dtype != np.bool_ for flag in flags):
             raise TypeError(f"terminated and truncated must be bool, got {flags[0].dtype} and {flags[1].dtype}")
+        # An end that never occurs is no array.
+        flags = [None if end is False else flag for end, flag in zip(ends, flags, strict=True)]
         array, fault = self._as_array(observation)
-        return _same_kind(new, state), array, _number("reward", reward), *flags, fault, numbers
+        return self._same_kind(new, before), array, _number("reward", reward), *flags, fault, numbers
+
+    def _same_kind(self, new: Tree, before: list[Any]) -> list[Any]:
+        """Return the leaves of a state after a step, of the types of those before it.
+
+        The step may have written into the state that it was given.
+        """
+        if jax.tree.structure(new) != self._structure:
+            raise TypeError(f"step returns a state {jax.tree.structure(new)}, and reset {self._structure}")
+        for (path, after), old in zip(jax.tree.leaves_with_path(new), before, strict=True):
+            after = jnp.asarray(after)
+            if after.shape != old.shape or after.dtype != old.dtype:
+                raise TypeError(
+                    f"state{jax.tree_util.keystr(path)} is {after.dtype}{list(after.shape)} after a step, and "
+                    f"{old.dtype}{list(old.shape)} before it; both must be of one shape and type"
+                )
+        return list(map(_plain, jax.tree.leaves(new)))
 
     def _as_array(self, observation: Tree) -> tuple[Any, Any]:
         """Return an observation as an array of `self.space`, and its fault (2,); see `Carry`."""
@@ -180,49 +200,47 @@ class SlotFunctions:
                 )
             outside, shown = _outside(part, value, finite=packs)
             if outside is not None:
+                self._has_bounds = True
                 fault = jnp.where((fault[0] == 0) & outside, jnp.stack([jnp.int32(number), shown]), fault)
             if part is self.space:
-                self._has_bounds = outside is not None
                 return value.astype(_as_32_bits(dtype)), fault
-            self._has_bounds = (number > 1 and self._has_bounds) or outside is not None
             arrays.append(_bytes(value, dtype) if packs else _vector(part, value))
         return jnp.concatenate(arrays).astype(_as_32_bits(self.space.dtype)), fault
 
-    def _begin(self, words: Any, places: Any, tasks: Tree) -> tuple[Carry, Any]:
-        data = jax.lax.bitcast_convert_type(words, jnp.uint32)[:, ::-1]
-        keys = jax.vmap(lambda pair, place: jax.random.fold_in(_key(pair), place))(data, places)
-        first = jax.vmap(jax.random.fold_in, (0, None))(keys, 0)
-        state, observations, faults = jax.vmap(self._begin_one)(first, self._cast(tasks))
-        zeros = jnp.zeros(len(words), jnp.int32)
-        truncated = zeros > 0 if self._truncates else None
-        faults = jnp.concatenate([faults, zeros[:, None]], 1) if self._has_bounds else None
-        return Carry(jax.random.key_data(keys), zeros, truncated, faults, state), observations
+    # The next three are of one slot.
+    def _begin(self, words: Any, place: Any, task: Tree) -> tuple[Carry, Any]:
+        key = jax.random.fold_in(_key(jax.lax.bitcast_convert_type(words, jnp.uint32)[::-1]), place)
+        state, observation, fault = self._begin_one(jax.random.fold_in(key, 0), self._cast(task))
+        step = jnp.int32(0)
+        truncated, fault = step > 0 if self._truncates else None, self._at(step, fault)
+        return Carry(jax.random.key_data(key), step, truncated, fault, state), observation
 
     def _begin_some(
-        self, mask: Any, words: Any, places: Any, tasks: Tree, carry: Carry, observations: Any
+        self, chosen: Any, words: Any, place: Any, task: Tree, carry: Carry, observation: Any
     ) -> tuple[Carry, Any]:
-        chosen: tuple[Carry, Any] = _where(mask, self._begin(words, places, tasks), (carry, observations))
-        return chosen
+        begun: tuple[Carry, Any] = _where(chosen, self._begin(words, place, task), (carry, observation))
+        return begun
 
-    def _advance(
-        self, carry: Carry, observations: Any, actions: Any, active: Any, tasks: Tree
-    ) -> tuple[Carry, Outcome]:
+    def _advance(self, carry: Carry, observation: Any, action: Any, active: Any, task: Tree) -> tuple[Carry, Outcome]:
         if isinstance(self._actions, spaces.Box):
-            actions = jnp.clip(actions, self._actions.low, self._actions.high)
-        steps = carry.steps + 1
-        keys = jax.vmap(lambda data, step: jax.random.fold_in(_key(data), step))(carry.keys, steps)
-        stepped = jax.vmap(self._step_one)(keys, carry.state, actions, self._cast(tasks))
-        state, seen, rewards, terminated, truncated, faults, infos = stepped
-        if self._has_bounds:
-            faults = jnp.where(carry.faults[:, :1] > 0, carry.faults, jnp.concatenate([faults, steps[:, None]], 1))
-        new = Carry(
-            carry.keys, steps, truncated if self._truncates else None, faults if self._has_bounds else None, state
+            action = jnp.clip(action, self._actions.low, self._actions.high)
+        step = carry.steps + 1
+        key = jax.random.fold_in(_key(carry.keys), step)
+        state, seen, reward, terminated, truncated, fault, infos = self._step_one(
+            key, carry.state, action, self._cast(task)
         )
-        carry, observations = _where(active, (new, seen), (carry, observations))
-        return carry, Outcome(observations, rewards, terminated if self._terminates else None, infos)
+        if (fault := self._at(step, fault)) is not None:
+            fault = jnp.where(carry.faults[0] > 0, carry.faults, fault)
+        new = Carry(carry.keys, step, truncated, fault, state)
+        carry, observation = _where(active, (new, seen), (carry, observation))
+        return carry, Outcome(observation, reward, terminated, infos)
 
-    def _cast(self, tasks: Tree) -> Tree:
-        return {name: tasks[name].astype(_as_32_bits(dtype)) for name, dtype in self.dtypes.items()}
+    def _at(self, step: Any, fault: Any) -> Any:
+        """Return a fault with its step, (3,); None where nothing can be outside of its space."""
+        return jnp.append(fault, step) if self._has_bounds else None
+
+    def _cast(self, task: Tree) -> Tree:
+        return {name: task[name].astype(_as_32_bits(dtype)) for name, dtype in self.dtypes.items()}
 
     def describe_fault(self, faults: NDArray[np.int32]) -> str:
         """Return the first fault (N, 3) in words; "" if there is none."""
@@ -276,14 +294,6 @@ def _key(data: Any) -> Any:
     return jax.random.wrap_key_data(data, impl="threefry2x32")
 
 
-def _row_of(tasks: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    return {name: jax.ShapeDtypeStruct(a.shape[1:], _as_32_bits(a.dtype)) for name, a in tasks.items()}
-
-
-def _as_32_bits(dtype: Any) -> Any:
-    return jax.dtypes.canonicalize_dtype(dtype)
-
-
 def _pair(result: Any) -> tuple[Any, Any]:
     if not isinstance(result, tuple | list) or len(result) != 2:
         raise TypeError(f"reset must return state and observation, got {type(result).__name__}")
@@ -307,25 +317,8 @@ def _plain(value: Any) -> Any:
     return jax.random.key_data(array) if _is_key(array) else jax.lax.convert_element_type(array, array.dtype)
 
 
-def _same_kind(new: Tree, old: Tree) -> list[Any]:
-    """Return the leaves of a state after a step, of the types of those before it."""
-    if jax.tree.structure(new) != jax.tree.structure(old):
-        raise TypeError(f"step returns a state {jax.tree.structure(new)}, and reset {jax.tree.structure(old)}")
-    for (path, after), before in zip(jax.tree.leaves_with_path(new), jax.tree.leaves(old), strict=True):
-        after = jnp.asarray(after)
-        if after.shape != before.shape or after.dtype != before.dtype:
-            raise TypeError(
-                f"state{jax.tree_util.keystr(path)} is {after.dtype}{list(after.shape)} after a step, and "
-                f"{before.dtype}{list(before.shape)} before it; both must be of one shape and type"
-            )
-    return list(map(_plain, jax.tree.leaves(new)))
-
-
-def _where(mask: Any, new: Tree, old: Tree) -> Tree:
-    def choose(one: Any, other: Any) -> Any:
-        return jnp.where(mask.reshape(mask.shape + (1,) * (one.ndim - 1)), one, other)
-
-    return jax.tree.map(choose, new, old)
+def _where(chosen: Any, new: Any, old: Any) -> Any:
+    return jax.tree.map(partial(jnp.where, chosen), new, old)
 
 
 def _space_of(seen: Tree) -> spaces.Space[Any]:
