@@ -353,7 +353,7 @@ def _seeds(text: str) -> list[int]:
 
 
 def _how_to_go_on(options: argparse.Namespace) -> str:
-    if options.output_folder is None:
+    if options.output_folder is None or options.print_config or options.dry_run:
         return ""
     instead = " instead of --overwrite" if options.overwrite else ""
     advice = f"; finished iterations are saved, and the same command with --resume{instead} continues the run"

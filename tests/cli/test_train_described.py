@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from maml_rl.cli import main as cli
+from maml_rl.cli import train as train_command
 from maml_rl.config import Config, load_config
 from maml_rl.experiment.estimate import estimate
 from maml_rl.experiment.train import train
@@ -116,7 +117,7 @@ def test_dry_run_writes_nothing(config: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_described_run_goes_where_the_run_would_or_is_refused_as_the_run(
-    config: Path, capsys: pytest.CaptureFixture[str]
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert train_with("--quiet", "--num-batches", "1") == 0
     assert train_with("--dry-run") == 0
@@ -130,6 +131,15 @@ def test_described_run_goes_where_the_run_would_or_is_refused_as_the_run(
         assert train_with(option, "--init", "nowhere") == 2
         assert "there is no checkpoint nowhere" in capsys.readouterr().err
     assert train_with("--print-config", "--resume") == 0
+
+    def interrupt(*given: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    # It has saved nothing that would be continued.
+    monkeypatch.setattr(train_command, "_describe", interrupt)
+    capsys.readouterr()
+    assert train_with("--dry-run", "--resume", "--output-folder", "runs/small") == 130
+    assert capsys.readouterr().err == "maml-rl train: interrupted\n"
 
 
 def test_dry_run_of_several_seeds_says_how_many_and_refuses_those_of_a_run(
