@@ -69,6 +69,14 @@ def test_resumed_run_tells_which_files_have_changed_since_it_began(
     assert f"the file of 'env-name' has changed since the run in {tmp_path} began" in record.message
 
 
+def test_resume_may_change_where_workers_are_unless_these_are_not_waited_for(tmp_path: Path) -> None:
+    write_run(tmp_path, 1)
+    with RunFolder(tmp_path, config_of(num_workers=3, step_timeout=5.0), learner_of(), resume=True) as run:
+        assert run.iteration == 1
+    with pytest.raises(ConfigError, match="was made with another 'recv-timeout'"):
+        RunFolder(tmp_path, config_of(num_workers=3, recv_timeout=1.0), learner_of(), resume=True)
+
+
 def test_tasks_of_evaluations_are_compared_only_where_both_configs_have_evaluations(tmp_path: Path) -> None:
     write_run(tmp_path, 1, config_of(evaluate_every=1, evaluation_tasks=7))
     with pytest.raises(ConfigError, match="was made with another 'evaluation-tasks'"):
