@@ -23,7 +23,7 @@ from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic_core import ErrorDetails
 
 from maml_rl.arguments import suggest
-from maml_rl.config.placement import PLACEMENT_KEYS, Placement
+from maml_rl.config.placement import PLACEMENT_KEYS, RAY_KEYS, Placement
 from maml_rl.config.settings import MOST, AnySettings, Count, Fraction, Positive, SettingsModel, finite, none_is_empty
 from maml_rl.config.yaml_source import FLAT_KEYS, KeyPath, Mapping, explain_saved_option, gathered, read_mapping
 from maml_rl.errors import ConfigError
@@ -309,7 +309,7 @@ class Config(SettingsModel):
 
         Another algorithm starts with its own defaults: the settings of the previous one are dropped, and so are those
         of the other settings that the new one does not use. Another environment starts with its own arguments and time
-        limit.
+        limit, and a backend other than Ray without the settings of Ray.
 
         Args:
             values: by key.
@@ -325,6 +325,8 @@ class Config(SettingsModel):
             dropped.append(SECTION)
         if replaced.values.get("env-name", self.env_name) != self.env_name:
             dropped += _OF_ENVIRONMENT
+        if replaced.values.get("backend", "ray") != "ray":
+            dropped += RAY_KEYS
         before, merged = self._source.values, self._source.merged(replaced, SECTION, dropped)
         droppable = merged.spare
         if any(merged.values.get(key) != before.get(key) for key in _DECIDING):

@@ -166,6 +166,11 @@ class Placement(SettingsModel):
         return self.replace(**{name: type(self).model_fields[name].default for name in WAYS_OF_COLLECTING} | changes)
 
     @property
+    def chosen(self) -> list[str]:
+        """The fields that have not their defaults."""
+        return [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
+
+    @property
     def asked(self) -> dict[str, float]:
         """The requests of each Ray actor, by Ray's names of resources."""
         return {"CPU": self.ray_num_cpus, **self.ray_resources}
@@ -198,6 +203,14 @@ class Placement(SettingsModel):
         Raises:
             ValueError: If some do.
         """
+        for name in self.chosen if self.backend != "ray" else ():
+            if name in OF_RAY:
+                raise ValueError(
+                    f"{name} is a setting of backend='ray', got backend={self.backend!r}; leave it out, or use "
+                    "backend='ray'"
+                )
+        if self.stepping == "serial" and self.stepping_threads is not None:
+            raise ValueError("stepping='serial' steps slots one by one without stepping_threads; leave one out")
         if self.update == "workers" and self.backend != "ray" and not self.workers_act:
             raise ValueError(
                 "update='workers' needs workers in which the policy acts: at least 1, and the defaults of inference, "
@@ -313,8 +326,9 @@ class PlacementOptions(TypedDict, total=False):
 
 
 PLACEMENT_KEYS = tuple(Placement.fields_by_key())
-# Keys for the Ray cluster and the place in it where a run samples.
-RAY_KEYS = tuple(key for key in PLACEMENT_KEYS if key.startswith("ray-"))
+# For the Ray cluster and the place in it where a run samples: settings that no other backend has.
+OF_RAY = tuple(name for name in Placement.model_fields if name == "strict" or name.startswith("ray_"))
+RAY_KEYS = tuple(name.replace("_", "-") for name in OF_RAY)
 # How batches are collected and where updates are, in training.
 WAYS_OF_COLLECTING = ("inference", "num_groups", "recv_timeout", "update")
 # What evaluations that are commands of their own do not take from a run, and their defaults: a reservation was made

@@ -18,11 +18,6 @@ from maml_rl.samplers.env_recipe import pickled_for_workers
 from maml_rl.samplers.remote_store import WORKER_ROOM
 from maml_rl.task_distributions.task_distribution import TaskSplit
 
-# Settings that may cause an error when a sampler is made.
-_CAUSES = (
-    *(*WAYS_OF_COLLECTING, "stepping", "stepping_threads"),
-    *("engine", "ray_num_cpus", "ray_resources", "ray_placement_group", "backend"),
-)
 # With this many worker processes, and chunks for them, a run leaves its updates to them.
 _UPDATING_WORKERS = 4
 
@@ -151,12 +146,12 @@ def make_sampler(
     except ConfigError:
         raise
     except (TypeError, ValueError) as error:
-        causes = [name for name in _CAUSES if not (evaluation and name in WAYS_OF_COLLECTING)]
-        chosen = [name for name in causes if getattr(placed, name) != Placement.model_fields[name].default]
-        if not chosen:
+        message = str(error)
+        named = [name for name in placed.chosen if name in message and not (evaluation and name in WAYS_OF_COLLECTING)]
+        if not named:
             raise
-        named = [name for name in chosen if name in str(error)] or chosen
-        raise config.error(str(error), named[0].replace("_", "-")) from error
+        first = min(named, key=lambda name: (message.index(name), -len(name)))
+        raise config.error(message, first.replace("_", "-")) from error
 
 
 def _against_workers(config: Config, learner: MetaLearner, device: torch.device) -> str:

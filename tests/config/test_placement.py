@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from maml_rl.config.config import Config
-from maml_rl.config.placement import ELSEWHERE, PLACEMENT_KEYS, WAYS_OF_COLLECTING, Placement, PlacementOptions
+from maml_rl.config.placement import ELSEWHERE, OF_RAY, PLACEMENT_KEYS, WAYS_OF_COLLECTING, Placement, PlacementOptions
 from maml_rl.config.yaml_source import parse_mapping
 from maml_rl.errors import ConfigError
 from maml_rl.experiment import sampling
@@ -78,6 +78,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"engine": "warp", "backend": "processes"}, "steps all environments on the device, and backend='processes' steps"),
     ({"backend": "device", "num_workers": 2}, "backend='device' has no workers, but num_workers is 2; use 'processes'"),
     ({"engine": "mujoco", "backend": "device"}, "backend='device' has the engine 'warp', got engine='mujoco'"),
+    ({"ray_address": "a:1"}, "ray_address is a setting of backend='ray', got backend='auto'; leave it out, or use"),
+    ({"backend": "processes", "strict": True}, "strict is a setting of backend='ray', got backend='processes'"),
+    ({"stepping": "serial", "stepping_threads": 2}, "slots one by one without stepping_threads; leave one out"),
     ({"backend": "ray", "recv_timeout": 1.0}, "recv_timeout and backend='ray' exclude each other: they share memory"),
     ({"backend": "ray", "num_groups": 2}, "num_groups and backend='ray' exclude each other"),
     ({"backend": "ray", "inference": "central"}, "inference='central' and backend='ray' exclude each other"),
@@ -132,6 +135,8 @@ def test_every_setting_of_a_placement_reaches_the_sampler(monkeypatch: pytest.Mo
     monkeypatch.setattr(sampling, "MultiTaskSampler", Sampler)
     for name in [key.replace("-", "_") for key in PLACEMENT_KEYS]:
         config = {"env-name": "2DNavigation-v0", name.replace("_", "-"): OTHERS[name]}
+        if name in OF_RAY:
+            config |= {"backend": "ray", "num-workers": 2}
         experiment = make_experiment(Config.model_validate(config))
         make_sampler(experiment)
         assert getattr(given["placement"], name) == OTHERS[name]
@@ -153,3 +158,15 @@ def test_number_of_workers_and_who_acts_follow_from_the_rest() -> None:
     assert two.replace(backend="ray", ray_num_cpus=0.5, ray_resources={"GPU": 1.0}).asked == {"CPU": 0.5, "GPU": 1.0}
     assert ELSEWHERE["num-workers"] is None
     assert ELSEWHERE["backend"] == "auto"
+
+
+def test_backend_that_replaces_ray_leaves_its_settings_behind() -> None:
+    config = Config.from_mapping(
+        parse_mapping("env-name: 2DNavigation-v0\nbackend: ray\nray-num-cpus: 2\nstrict: true", "x.yaml")
+    )
+    assert config.override({"num-workers": 3}).placement.ray_num_cpus == 2.0
+    assert config.override({"backend": "processes"}).placement == Placement(backend="processes")
+    assert config.override(ELSEWHERE | {"backend": "ray"}).placement == Placement(backend="ray", ray_num_cpus=2.0)
+    asked = config.override({"backend": "processes", "ray-num-cpus": 3.0})
+    with pytest.raises(ConfigError, match="'ray-num-cpus' in the command line: ray_num_cpus is a setting of backend"):
+        make_sampler(make_experiment(asked))
