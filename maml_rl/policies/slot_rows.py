@@ -69,7 +69,7 @@ class StackedLayer:
     Attributes:
         weight: (M, in, out), ready to be multiplied with.
         bias: (M, 1, out).
-        size: output units that the layer has; `weight` may have one more.
+        size: output units that the layer has; `weight` may have one more, and one more row.
     """
 
     weight: Tensor
@@ -80,14 +80,17 @@ class StackedLayer:
     def of(cls, weight: Tensor, bias: Tensor) -> Self:
         """Make a layer of weights (M, out, in), as nn.Linear has them, and biases (M, out)."""
         size = bias.shape[1]
-        if size == 1:
-            # One column would be a product with a vector, which is computed by other kernels for one task than for two.
-            weight, bias = pad(weight, (0, 0, 0, 1)), pad(bias, (0, 1))
+        if 1 in weight.shape[1:]:
+            # One row or column would be a product with a vector, which is computed by other kernels for one task than
+            # for two.
+            outputs, inputs = (int(number == 1) for number in weight.shape[1:])
+            weight, bias = pad(weight, (0, inputs, 0, outputs)), pad(bias, (0, outputs))
         # The transposed view costs no copy.
         return cls(aligned(weight).mT, bias.unsqueeze(1), size)
 
     def __call__(self, units: Tensor) -> Tensor:
         """Return the output units (M, N, out) of inputs (M, N, in)."""
+        units = pad(units, (0, 1)) if units.shape[-1] == 1 else units
         product = torch.baddbmm(self.bias, aligned(units), self.weight)
         return product if self.size > 1 else product[..., :1]
 
@@ -128,18 +131,22 @@ def row_product(units: Tensor, weights: Tensor, bias: Tensor, out: Tensor) -> Ca
     """Return a function that writes units @ weights + bias: per task for stacked weights, else in blocks of `ROWS`."""
     if weights.dim() == 3:
         strides = [array.stride() for array in (units, weights, out)]
-        if weights.shape[2] > 1 and all(task % _ALIGNMENT == 0 and last == 1 for task, _, last in strides):
+        if 1 not in weights.shape[1:] and all(task % _ALIGNMENT == 0 and last == 1 for task, _, last in strides):
             # The parts of all tasks are aligned in the same way.
             return partial(torch.baddbmm, bias.unsqueeze(1), units, weights, out=out)
         layer = StackedLayer.of(weights.mT, bias)
         return lambda: out.copy_(layer(units))
-    if (missing := _ALIGNMENT - weights.shape[1]) > 0:
-        # Of few columns it takes up to five times as long, and that of one is computed by other kernels for several
-        # blocks.
-        wide = out.new_empty(*out.shape[:-1], _ALIGNMENT)
-        product = row_product(units, pad(weights, (0, missing)), pad(bias, (0, missing)), wide)
+    rows, columns = int(weights.shape[0] == 1), max(0, _ALIGNMENT - weights.shape[1])
+    if rows or columns:
+        # Of few columns it takes up to five times as long, and that of one, or of one row, is computed by other kernels
+        # for several blocks.
+        wide = out.new_empty(*out.shape[:-1], weights.shape[1] + columns)
+        entered = pad(units, (0, 1)) if rows else units
+        product = row_product(entered, pad(weights, (0, columns, 0, rows)), pad(bias, (0, columns)), wide)
 
         def multiply() -> None:
+            if rows:
+                entered[..., :1].copy_(units)
             product()
             out.copy_(wide[..., : out.shape[-1]])
 

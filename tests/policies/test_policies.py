@@ -351,7 +351,7 @@ def shifted(values: Tensor) -> Tensor:
     [
         *(NormalMLPPolicy(11, 3, hidden) for hidden in ((), (1,), (35, 1), (65, 33), (67,))),
         *(NormalMLPPolicy(inputs, outputs, (65, 33)) for inputs, outputs in ((2, 1), (19, 1), (23, 3))),
-        NormalMLPPolicy(2, 2, (64, 64)),
+        *(NormalMLPPolicy(inputs, 2, (64, 64)) for inputs in (1, 2)),
         *(make(kind, "relu", hidden_sizes=(100, 100)) for kind in SPACES),
         *(ContextActor(vector(17), vector(outputs, 1.0), 5, (30, 50)) for outputs in (1, 3)),
         *(
