@@ -26,7 +26,13 @@ from maml_rl.experience.minari_data_set import read_data_set
 from maml_rl.experience.recording import load_histories
 from maml_rl.metalearners.metalearner import State
 from maml_rl.metalearners.stepper import Input, Stepper, set_step_size
-from maml_rl.metalearners.trial_learner import CellKind, MemorySettings, RecordedLearner, refuse_hidden_rewards
+from maml_rl.metalearners.trial_learner import (
+    CellKind,
+    MemorySettings,
+    RecordedLearner,
+    refuse_hidden_rewards,
+    refuse_idle_updates,
+)
 from maml_rl.policies import GRUPolicy, Policy, SequencePolicy, TransformerPolicy
 from maml_rl.policies.heads import CategoricalHead
 from maml_rl.policies.recurrent import Cell
@@ -169,6 +175,7 @@ class HistoryLearner(RecordedLearner):
         return policy
 
     def open_data(self, config: Config, env: MetaVectorEnv) -> None:
+        refuse_idle_updates(config, self.settings.anneal_over)
         if self.settings.histories is None:
             raise config.error(
                 f"{config.algorithm} learns from recorded histories; add a line `histories: FOLDER` with what "

@@ -149,6 +149,16 @@ def refuse_hidden_rewards(config: Config) -> None:
         )
 
 
+def refuse_idle_updates(config: Config, anneal_over: int | None) -> None:
+    """Refuse a training that continues after the step size has fallen to zero, in `anneal_over` meta-updates."""
+    if anneal_over is not None and anneal_over < config.num_batches:
+        raise config.error(
+            f"{config.algorithm} learns nothing after meta-update {anneal_over}, when its step size is zero; use at "
+            f"most {anneal_over}, or a longer anneal-over",
+            "num-batches",
+        )
+
+
 def refuse_small_replay(config: Config, env: Any, setting: str, num_steps: int, num_episodes: int = 1) -> None:
     """Refuse a config whose `setting`, of so many steps, makes a replay smaller than a trial of `num_episodes`."""
     steps = (config.max_episode_steps or env.max_episode_steps or 1) * num_episodes

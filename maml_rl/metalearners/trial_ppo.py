@@ -23,7 +23,7 @@ from maml_rl.episode.steps import Steps
 from maml_rl.episode.task_episodes import TaskEpisodes
 from maml_rl.metalearners.metalearner import State
 from maml_rl.metalearners.stepper import Stepper, records_steps, set_step_size
-from maml_rl.metalearners.trial_learner import TrialLearner
+from maml_rl.metalearners.trial_learner import TrialLearner, refuse_idle_updates
 from maml_rl.plan import Plan
 from maml_rl.policies.policy import Memory, Policy, Unrolled
 from maml_rl.policies.sequence_policy import SequencePolicy
@@ -73,12 +73,7 @@ class TrialPPOSettings(SettingsModel):
 
     def check_with(self, config: Config) -> None:
         """Refuse a training that continues after the step size has fallen to zero."""
-        if self.anneal_over is not None and self.anneal_over < config.num_batches:
-            raise config.error(
-                f"{config.algorithm} learns nothing after meta-update {self.anneal_over}, when its step size is "
-                f"zero; use at most {self.anneal_over}, or a longer anneal-over",
-                "num-batches",
-            )
+        refuse_idle_updates(config, self.anneal_over)
 
 
 @dataclass(slots=True)

@@ -187,6 +187,8 @@ def test_wrong_policies_and_settings_are_refused_in_one_line() -> None:
         make_experiment(bandit_config("ad")).open_data()
     with pytest.raises(ConfigError, match=r"'prefetch' in .*: ad samples nothing in training; leave it out"):
         make_experiment(bandit_config("ad").override({"prefetch": 1})).open_data()
+    with pytest.raises(ConfigError, match=r"'num-batches' in .*: ad learns nothing after meta-update 4"):
+        make_experiment(bandit_config("ad", anneal_over=4)).open_data()
 
 
 def test_unequal_histories_have_mean_returns_and_best_actions_only_of_a_family() -> None:
