@@ -302,7 +302,7 @@ def _minibatch(
 def _rows(episodes: TaskEpisodes, old: TrialLoss, number: int) -> Tensor:
     """Return the trials of a minibatch. Tasks are independent, so every n-th is equivalent to a shuffled part."""
     start = (number - episodes.first_task) % old.num_minibatches
-    return torch.arange(start, len(episodes), old.num_minibatches, device=old.device)
+    return torch.arange(len(episodes), device=old.device)[start :: old.num_minibatches]
 
 
 def _differentiate(

@@ -250,11 +250,15 @@ def _same(one: GRUPolicy, other: GRUPolicy) -> bool:
 
 
 def test_update_does_not_depend_on_how_trials_are_cut_into_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    policies = [make_policy(), make_policy()]
-    for policy in policies:
-        update(make_learner(policy, num_minibatches=2), [make_episodes(EPISODES)])
+    policies = [make_policy() for _ in range(3)]
+    # In chunks of a single task most have no trial of a minibatch.
+    for policy, tasks_per_chunk in zip(policies, (None, None, 1), strict=True):
+        learner = make_learner(policy, num_minibatches=3)
+        learner.tasks_per_chunk = tasks_per_chunk or learner.tasks_per_chunk
+        update(learner, [make_episodes(EPISODES)])
         monkeypatch.setattr(trial_ppo, "_CHUNK", 2)
-    assert_close(*policies)
+    assert_close(*policies[:2])
+    assert_close(*policies[1:])
 
 
 class Remembering(nn.Module):
