@@ -60,6 +60,9 @@ class MetaObjective:
         first_order: ignore second derivatives of the inner loss.
         curvature_fraction: share of each task's episodes that the curvature is computed from.
         device: where to compute.
+
+    Attributes:
+        trained: (D,) 1 for the parameters that are trained, 0 for frozen ones, which do not ask for gradients.
     """
 
     def __init__(
@@ -76,6 +79,8 @@ class MetaObjective:
         self._policy, self._device, self._store = policy, device, store
         self._layout = ParameterLayout(policy)
         self._dtype = next(policy.parameters()).dtype
+        each = [torch.full((param.numel(),), float(param.requires_grad)) for param in policy.parameters()]
+        self.trained = torch.cat(each).double()
         like = torch.empty(0, dtype=self._dtype, device=device)
         self._problem = store.share(
             _Problem(
@@ -110,7 +115,7 @@ class MetaObjective:
 
     def curvature_product(self, vector: Tensor) -> Tensor:
         """Return the Hessian of the mean KL(old, new) at the old parameters times `vector`, (D,); it must be finite."""
-        product = self._total(_curvature_product, vector).sums[0] / self._store.num_tasks
+        product = self._total(_curvature_product, vector).sums[0] / self._store.num_tasks * self.trained
         if not bool(product.isfinite().all()):
             raise NonFiniteError(
                 "the curvature of the divergence is not finite; look for a standard deviation close to zero, or use a "
@@ -129,7 +134,7 @@ class MetaObjective:
 
     def _checked(self, result: ChunkResult) -> tuple[float, Tensor]:
         """Return the mean of the losses and their gradient."""
-        (losses,), gradient = result.of_tasks, result.sums[0] / self._store.num_tasks
+        (losses,), gradient = result.of_tasks, result.sums[0] / self._store.num_tasks * self.trained
         if not bool(losses.isfinite().all()):
             bad = (~losses.isfinite()).nonzero().flatten().tolist()
             raise NonFiniteError(

@@ -49,7 +49,7 @@ class Reptile(MetaLearner):
             raise ValueError("expected the episodes of at least one inner step, got none")
         meta = MetaObjective(self.policy, batch, rule=self.rule, objective=surrogate, device=self.device)
         start = meta.initial_parameters()
-        way = meta.mean_adapted(start) - start
+        way = (meta.mean_adapted(start) - start) * meta.trained
         ways = ParameterLayout(self.policy).views(way)
         distance = float(way.norm())
         if not torch.tensor(distance).isfinite():

@@ -11,8 +11,8 @@ from maml_rl.errors import NonFiniteError
 from maml_rl.experiment.build import make_experiment
 from maml_rl.experiment.load_policy import load_policy
 from maml_rl.experiment.train import train
-from maml_rl.metalearners import Plan, promp
-from maml_rl.metalearners.adam import AdamLearner
+from maml_rl.metalearners import MAMLTRPO, MetaLearner, Plan, promp
+from maml_rl.metalearners.adam import MAMLPPO, AdamLearner
 from maml_rl.metalearners.meta_sgd import MetaSGD
 from maml_rl.metalearners.reptile import Reptile
 from maml_rl.policies import Policy
@@ -49,6 +49,16 @@ def test_reptile_refuses_non_finite_parameters() -> None:
     with pytest.raises(NonFiniteError, match="use a smaller fast-lr"):
         update(Reptile(policy, 0.3), [*train_episodes, valid])
     assert all(torch.equal(param, before[name]) for name, param in copy_of(policy).items())
+
+
+@pytest.mark.parametrize("learner", [MAMLTRPO, MAMLPPO, Reptile])
+def test_frozen_parameters_are_not_trained_by_any_kind_of_meta_update(learner: type[MetaLearner]) -> None:
+    policy, train_episodes, valid = make_problem("normal", 1, RAGGED)
+    policy.get_submodule("layer1").requires_grad_(False)
+    before = copy_of(policy)
+    update(learner(policy, 0.1), [*train_episodes, valid])
+    for name, param in copy_of(policy).items():
+        assert torch.equal(param, before[name]) is name.startswith("layer1."), name
 
 
 def test_anil_adapts_the_output_layer_or_the_named_head() -> None:
