@@ -194,7 +194,9 @@ class QLearning(SingleTaskLearner):
     def update(self, episodes: TaskEpisodes) -> None:
         """Go backward through the episodes, one after the other."""
         table, every = self.params["table"], torch.arange(len(episodes))
-        states, last = self.policy.states(episodes.observations), self.policy.states(episodes.final_observations)
+        # Padding is zero, from which a state need not start.
+        states = torch.where(episodes.mask > 0, self.policy.states(episodes.observations), 0)
+        last = self.policy.states(episodes.final_observations)
         for column in range(episodes.rewards.shape[2]):
             following = last[:, column]
             goes_on = (~episodes.terminated[:, column]).to(table)

@@ -1,6 +1,7 @@
 """Learners of single tasks in parallel: each learns as it would alone, by the equations of its algorithm."""
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -91,6 +92,16 @@ def test_q_learning_is_the_rule_applied_backward_through_each_episode() -> None:
         assert np.allclose(learner.params["table"][task].numpy(), table, atol=1e-5)
     # A quarter of the way from 1 to 0.05.
     assert learner.params["epsilon"].tolist() == pytest.approx([0.7625] * 3)
+    # States that are counted from 100, and padding that is zero.
+    counted = spaces.Discrete(81, start=100)
+    other = QLearning(
+        SimpleNamespace(observation_space=counted, action_space=spaces.Discrete(5)), 3, settings, gamma=0.9
+    )
+    real = torch.arange(12)[:, None] < episodes.lengths.unsqueeze(1)
+    states, last = (seen.argmax(-1) + 100 for seen in (episodes.observations, episodes.final_observations))
+    rest = {name: getattr(episodes, name) for name in ("actions", "rewards", "lengths", "terminated", "truncated")}
+    other.update(TaskEpisodes(states * real, final_observations=last, **rest))
+    assert torch.equal(other.params["table"], learner.params["table"])
 
 
 def test_table_acts_greedily_except_with_probability_epsilon() -> None:
