@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 # torch is imported inside the functions: a spawned worker imports this module again, and must stay light.
 
+# Of files that --overwrite replaces: nothing else is lost by a mistaken name.
+_ENDINGS = {"--output": ".npz", "--save-tasks": ".json"}
+
 
 def run_test(arguments: Sequence[str] | None = None, prog: str = "test.py") -> int:
     """Run test.py, or the command that `prog` names, and return its exit code."""
@@ -233,6 +236,12 @@ def _check_outputs(options: argparse.Namespace, config_path: Path) -> None:
                 raise ConfigError(f"{option} and {other} name the same file, {path}; choose another {option}")
         if path.exists() and not options.overwrite:
             raise _exists(path, option)
+        ending = _ENDINGS[option]
+        if path.exists() and path.stat().st_size and path.suffix != ending:
+            raise ConfigError(
+                f"{path} exists and does not end with {ending}, so --overwrite does not replace it; choose another "
+                f"{option}"
+            )
 
 
 def _check_has_policy(config_path: Path, choice: str) -> None:

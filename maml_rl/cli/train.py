@@ -48,6 +48,8 @@ _DEFAULT_CONFIG = SHIPPED / "maml" / "2d-navigation.yaml"
 # Seeds that are trained side by side, by the kind of the device: a small policy leaves an accelerator idle.
 # `python -m benchmarks.accelerator --only seeds` measures it.
 _SEEDS_AT_ONCE = {"cuda": 4}
+# A single number after --seeds that may have been meant as how many.
+_MOST_RUNS = 20
 
 
 def run_train(arguments: Sequence[str] | None = None, prog: str = "train.py") -> int:
@@ -176,6 +178,8 @@ def _train(options: argparse.Namespace) -> None:
         seeds = list(chain(*options.seeds))
         if repeated := [seed for seed in seeds if seeds.count(seed) > 1]:
             raise ConfigError(f"--seeds names {repeated[0]} more than once; leave out all except one")
+        # Refused here if it is too large.
+        config.override({"seed": max(seeds)})
     # Loaded before the work begins, for until then Ctrl-C ends the process at once.
     for module in ("maml_rl.cli.progress", "maml_rl.cli.tracking", "maml_rl.experiment.train"):
         import_module(module)
@@ -210,10 +214,9 @@ def _where(wanted: Path, folder: Path, seeds: list[list[int]] | None) -> str:
     what = "this run is" if seeds is None else "these runs are in"
     text = f"{what} {folder}" if folder == wanted else f"{wanted} exists; {what} {folder}"
     if seeds is not None and len(given := list(chain(*seeds))) == 1:
-        several = ",".join(map(str, range(given[0])))
-        text += f"\n--seeds {given[0]} trains seed {given[0]} alone" + f"; --seeds {several} trains {given[0]}" * (
-            given[0] > 1
-        )
+        text += f"\n--seeds {given[0]} trains seed {given[0]} alone"
+        if 1 < given[0] <= _MOST_RUNS:
+            text += f"; --seeds {','.join(map(str, range(given[0])))} trains {given[0]}"
     return text
 
 
