@@ -76,7 +76,7 @@ def _compare(options: argparse.Namespace) -> None:
     from maml_rl.experiment.measure import measure
     from maml_rl.report.paper import parts, table, write_figure
     from maml_rl.report.plot import check_figure
-    from maml_rl.results.comparable import check_comparable, read_runs
+    from maml_rl.results.comparable import ONE_EXPERIMENT, check_comparable, read_runs
     from maml_rl.results.verdict import cautions, in_words, normalized, verdicts
 
     for name in ("figure", "table"):
@@ -89,8 +89,9 @@ def _compare(options: argparse.Namespace) -> None:
     with ending_in_order():
         groups, notices = read_runs(_trained(options), unfinished=options.unfinished, trust=options.trust)
         finished = [group for group in groups if group.compared]
-        if len(finished) < 2 <= len(groups):
-            raise ConfigError(" ".join(dict.fromkeys(notices)))
+        if len(finished) < 2 and notices:
+            alone = [] if len(groups) > 1 else [ONE_EXPERIMENT]
+            raise ConfigError(" ".join(dict.fromkeys([*notices, *alone])))
         groups = finished
         for group in groups:
             for run in group.runs:
@@ -108,7 +109,8 @@ def _compare(options: argparse.Namespace) -> None:
             progress("measured", total, total)
         missing = [result.group.name for result in results if not result.evaluations]
         if missing:
-            raise ConfigError(f"no policy of {' and '.join(missing)} could be measured: {' '.join(complaints)}")
+            why = " ".join(complaints) or "no evaluation of `maml-rl test` is in its folder; leave out --tasks 0"
+            raise ConfigError(f"no policy of {' and '.join(missing)} could be measured: {why}")
         notices += [complaint for complaint in complaints if "is not used here" not in complaint]
     for path in (options.figure, options.table):
         if path is not None:

@@ -45,6 +45,7 @@ _WANTED = {
     "float_type": "a number",
     "bool_type": "true or false",
     "string_type": "text",
+    "string_pattern_mismatch": "text that matches {pattern}",
     "tuple_type": "a list",
     "dict_type": "a mapping",
     "invalid-json-value": "plain data: text, numbers, true, false, null, lists or mappings",

@@ -27,6 +27,7 @@ from maml_rl.results.identity import identity_now
 from maml_rl.results.verdict import GroupResult
 from maml_rl.runs.atomic_files import newest_path
 from maml_rl.runs.trust import refuse_missing, unknown_code
+from maml_rl.task_distributions.task_files import read_tasks
 
 EVALUATION = "evaluation.npz"
 
@@ -78,6 +79,10 @@ def measure(
             notices += complaints
             named = unknown_code(run.config, known=known)
             try:
+                if isinstance(tasks, Path) and named and evaluation is not None:
+                    saved, evaluation = evaluation, None
+                    if same_tasks(saved.tasks, read_tasks(tasks, run.config.env_name)):
+                        evaluation = saved
                 if tasks and named and evaluation is None:
                     refuse_missing(run.config, named)
                     names = " and ".join(name for _, name in named)

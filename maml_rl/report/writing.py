@@ -27,6 +27,7 @@ from maml_rl.results.scales import readable_value
 from maml_rl.results.verdict import GroupResult
 from maml_rl.runs.atomic_files import check_writable, replace_file
 from maml_rl.runs.trust import unknown_code
+from maml_rl.task_distributions.task_files import read_tasks
 
 FILE = "report.html"
 _DATA = ".training.csv", ".returns.csv"
@@ -131,10 +132,11 @@ def _check_tasks(path: Path, groups: Sequence[RunGroup]) -> None:
     """Refuse tasks that fit none of the evaluated groups."""
     errors = []
     for group in groups:
-        if unknown_code(group.config, known=False):
-            continue
         try:
-            make_experiment(group.config).load_tasks(path)
+            if unknown_code(group.config, known=False):
+                read_tasks(path, group.config.env_name)
+            else:
+                make_experiment(group.config).load_tasks(path)
             return
         except MamlRLError as error:
             errors.append(error)

@@ -34,6 +34,7 @@ from maml_rl.runs.run_folder import (
     suggest_run,
 )
 
+ONE_EXPERIMENT = "these runs are all of one experiment; give those of two or more"
 METHODS = {"maml": "meta-trained", "pretrain": "pretrained", "oracle": "oracle, sees the task"}
 # A share of another's environment steps that still counts as equal: episodes may end early.
 _ALIKE = 0.9
@@ -322,7 +323,7 @@ def check_comparable(groups: Sequence[RunGroup]) -> list[str]:
 def require_several(experiments: Collection[object]) -> None:
     """Refuse a comparison of fewer than two experiments."""
     if len(experiments) < 2:
-        raise ConfigError("these runs are all of one experiment; give those of two or more")
+        raise ConfigError(ONE_EXPERIMENT)
 
 
 def read_runs(

@@ -295,6 +295,8 @@ def test_longer_run_is_measured_where_the_shorter_one_ended(finished: Path) -> N
         (["one.yaml", "longer.yaml"], ["'max-episode-steps' is 10 and 11", "problems", "--set max-episode-steps=10"]),
         (["runs/compare/one"], ["all of one experiment"]),
         (["one.yaml", "one.yaml", "runs/compare/one", "--seeds", "9"], ["all of one experiment"]),
+        (["runs/compare/one", "empty"], ["empty is not a run folder", "all of one experiment"]),
+        (["runs/compare/one", "runs/compare/other", "--tasks", "0"], ["no policy of", "leave out --tasks 0"]),
         # Their own seeds, on which their sets of tasks depend, are not those that would be trained.
         (["fixed.yaml", "fixed_5.yaml"], ["all of one experiment"]),
         *[
@@ -313,8 +315,9 @@ def test_what_cannot_be_compared_is_refused_in_one_line_before_training(
         "fixed_5": fixed | {"seed": 5},
     }.items():
         Path(f"{name}.yaml").write_text(json.dumps(values))
+    Path("empty").mkdir()
     before = sorted(Path().rglob("*"))
-    assert cli.main(["compare", *arguments, *OF_ALL]) == 2
+    assert cli.main(["compare", *OF_ALL, *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert all(word in line for word in words), line
     assert sorted(Path().rglob("*")) == before

@@ -199,6 +199,13 @@ def test_evaluation_before_a_change_of_the_environments_file_is_not_used(
     assert run_test(command) == 0
     assert f"the file of 'env-name' has changed since the run in {run} began: from here on" in caplog.text
     assert len(measured([run], 0)[0][0].evaluations) == 1
+    # On which tasks it was, is known without the module.
+    on = load_evaluation(run / "evaluation-2.npz").tasks
+    for given, found in ((on, 1), ([{"slope": 1.0}], 0)):
+        save_tasks(tasks, "of_mine:Mine-v0", given)
+        (result,), notices = measured([run], tasks)
+        assert (len(result.evaluations), len(notices)) == (found, 1 - found)
+    assert "imports nothing that a run names" in notices[0]
     caplog.clear()
     assert len(list_checkpoints(run / "checkpoints")) == 2
     record_run(run, tmp_path / "recorded", num_tasks=1, placement={"num-workers": 0}, minari=False)
