@@ -94,6 +94,11 @@ class ArrayElements:
         """The space of the arrays: that of the elements."""
         return self._space
 
+    @property
+    def limits(self) -> tuple[Any, Any] | None:
+        """The least and the largest element; None where every number of the type is one, and for floats."""
+        return None if self._takes_all else self._limits
+
     def write(self, element: Any, out: NDArray[Any]) -> None:
         """Write an element into an array of its shape; errors are those of `array`."""
         out[...] = self.array(element)

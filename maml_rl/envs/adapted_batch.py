@@ -61,6 +61,10 @@ class _BatchOfOthers(MetaVectorEnv):
         self._generators = SharedGenerators(env.num_envs, (), remedy)
         self._limit, self._steps = limit, np.zeros(env.num_envs, np.int64)
 
+    def watched(self, call: Callable[[], Any]) -> Any:
+        """Return the result of a call of the batch, whose draws from the process are noticed."""
+        return self._generators.step(0, call)
+
     def _count(self, stepped: Mask) -> None:
         """Count a step of slots (N,), and truncate episodes at the limit as Gymnasium's TimeLimit does."""
         if self._limit is not None:
@@ -69,13 +73,13 @@ class _BatchOfOthers(MetaVectorEnv):
 
     def _drawn(self, draw: Callable[[int], Any], num_tasks: int, name: str) -> list[Task]:
         """Return copies of the tasks that its method `name` draws."""
-        tasks = self._generators.begin(0, None, lambda: all_drawn(draw(num_tasks), num_tasks))
+        tasks = self.watched(lambda: all_drawn(draw(num_tasks), num_tasks))
         return own_drawn(tasks, num_tasks, name, self.env)
 
     def reset_task(self, tasks: Sequence[Task]) -> None:
         require_one_each(tasks, self.num_envs)
         give = declared(self.env, "reset_task")
-        self._generators.begin(0, None, lambda: give([own_task(task) for task in tasks]))
+        self.watched(lambda: give([own_task(task) for task in tasks]))
 
     def _refuse_outside(self, elements: ArrayElements, observations: NDArray[Any]) -> None:
         """Refuse the first of observations (N, *obs) that is not in the space of one, and name its slot."""
@@ -155,7 +159,7 @@ class AdaptedVectorEnv(_BatchOfOthers, OneBatchVectorEnv):
         low = None if None in seeds else low_seeds(seeds, self._seed_mask)  # type: ignore[arg-type]
         begin = partial(seeded_reset, self.env, low)
         started = perf_counter()
-        observations, infos = read_reset(self._name, self._generators.step(0, begin))
+        observations, infos = read_reset(self._name, self.watched(begin))
         self._last_infos = infos or {}
         self.physics_seconds[0] += perf_counter() - started
         self._sent, self._ready = None, True
@@ -170,7 +174,7 @@ class AdaptedVectorEnv(_BatchOfOthers, OneBatchVectorEnv):
         self._actions[active] = actions[active]
         own = own_actions(self.single_action_space, self._actions)
         started = perf_counter()
-        result = self._generators.step(0, partial(self.env.step, own))
+        result = self.watched(partial(self.env.step, own))
         self.physics_seconds[0] += perf_counter() - started
         observations, rewards, terminated, truncated, infos = five_parts(self._name, result)
         self._last_infos = infos
@@ -317,7 +321,7 @@ class CheckedVectorEnv(_BatchOfOthers, MetaVectorWrapper):
 
     def reset_buffers(self, seeds: ArrayLike) -> None:
         self._steps[:] = 0
-        self._generators.step(0, partial(self.env.reset_buffers, np.asarray(seeds) & self._seed_mask))
+        self.watched(partial(self.env.reset_buffers, np.asarray(seeds) & self._seed_mask))
         self._check()
 
     def reset(
@@ -329,7 +333,7 @@ class CheckedVectorEnv(_BatchOfOthers, MetaVectorWrapper):
         mask = read_reset_mask(options, self.num_envs)
         self._steps[slice(None) if mask is None else mask] = 0
         begin = partial(self.env.reset, seed=None if seed is None else low, options=options)
-        result = self._generators.step(0, begin)
+        result = self.watched(begin)
         self._check()
         return result
 
@@ -347,7 +351,7 @@ class CheckedVectorEnv(_BatchOfOthers, MetaVectorWrapper):
         self.env.step_send(index, np.array(actions))
 
     def step_recv(self, timeout: float | None = None, indices: Sequence[int] | None = None) -> list[int]:
-        received: list[int] = self._generators.step(0, partial(self.env.step_recv, timeout, indices))
+        received: list[int] = self.watched(partial(self.env.step_recv, timeout, indices))
         if self._limit is not None:
             again, stepped = self.buffers.restarted, np.zeros(self.num_envs, np.bool_)
             for part in map(self.parts.__getitem__, received):

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from maml_rl.arguments import check_choices, check_count
 from maml_rl.arrays import Floats, Mask, move_state, torch_arrays
-from maml_rl.envs.meta_env import MetaEnv, OneBatchVectorEnv, Task, check_flags
+from maml_rl.envs.meta_env import MetaEnv, OneBatchVectorEnv, RecordedInfos, Task, check_flags
 from maml_rl.envs.tasks import TaskArrays, TaskEntry, TaskSpace, parse_tasks
 from maml_rl.machine import refuse_if_too_large
 from maml_rl.seeding import SlotStreams
@@ -58,6 +58,7 @@ class ArrayFamily(ABC):
     _truncated: Any = False
 
     num_envs: int
+    recorded_infos: RecordedInfos
     entries: dict[str, TaskEntry]
     tasks: TaskArrays
     task_space: TaskSpace | None
@@ -135,6 +136,18 @@ class ArrayFamily(ABC):
             Rewards (N,), whether slots terminated, (N,) or a bool for all, and the terms of the rewards by name.
         """
         rewards, terminated = self._step_slots(actions, active, streams)
+        terms = {name: self._reward_terms.get(name) for name in self.recorded_infos}
+        for name, values in {"rewards": rewards, "terminated": terminated, **terms}.items():
+            if values is None:
+                raise TypeError(
+                    f"{type(self).__name__} declares {name!r} in recorded_infos, so _step_slots must put it into "
+                    f"self._reward_terms in every step; it has {sorted(self._reward_terms)}"
+                )
+            if np.shape(values) not in ((), (self.num_envs,)):
+                raise ValueError(
+                    f"_step_slots of {type(self).__name__} has {name} of shape {tuple(np.shape(values))}; it must have "
+                    f"a number for each of the {self.num_envs} slots"
+                )
         self._write_observations(observations)
         self._elapsed += 1 if active is None else active
         return rewards, terminated, self._reward_terms
@@ -365,7 +378,7 @@ class BatchedFamily(ArrayFamily, OneBatchVectorEnv):
             # As Gymnasium's TimeLimit: an episode that terminates in its last step is truncated, too.
             np.greater_equal(self._elapsed, self._time_limit, out=buffers.truncated)
         if self._truncated is not False:
-            buffers.truncated |= self._truncated
+            buffers.truncated |= check_flags("_truncated", self._truncated)
 
     def render(self) -> tuple[NDArray[np.uint8], ...] | None:
         """Return one picture per slot, or None without a render mode."""

@@ -94,7 +94,7 @@ class InProcessBackend(VectorEnvBackend):
         super().__init__(placement, recipe, slots_per_task)
         # An object of its own: in a circle of references the environment would outlive its last use, and what a forked
         # child inherits of it, as threads of the physics, must not be collected there.
-        self._work = _Work(describe_env(recipe.env))
+        self._work = WorkHere(describe_env(recipe.env))
 
     def sample_tasks(self, num_tasks: int, seed: int, evaluation: bool = False) -> list[Task]:
         env = self._env or self._slots_for(num_tasks)
@@ -114,8 +114,15 @@ class InProcessBackend(VectorEnvBackend):
         return ReportingEnv(env, self._work.progress, 0, self._work.begin("", env.num_envs, phase.slot_tasks))
 
 
-class _Work(UsersCode):
-    """Makes an error of what the environment raises, except errors of the package, which are complete."""
+class WorkHere(UsersCode):
+    """Makes an error of what the environment raises, except errors of the package, which are complete.
+
+    Args:
+        env_name: for messages.
+
+    Attributes:
+        progress: has the slot, where only one can have raised, and the step.
+    """
 
     def __init__(self, env_name: str) -> None:
         super().__init__(self._error, MamlRLError)
@@ -131,6 +138,11 @@ class _Work(UsersCode):
         """
         self._doing, self._num_slots, self._tasks = doing, num_slots, tasks
         self.progress.current_slots[0] = -1
+        return self
+
+    def at(self, steps: int) -> Self:
+        """Note what is done next in a phase; see `Progress.steps`."""
+        self.progress.steps[0] = steps
         return self
 
     def _error(self, error: BaseException) -> ChildEnvError:

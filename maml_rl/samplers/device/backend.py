@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
+from maml_rl.arguments import check_choices
 from maml_rl.config.placement import Placement
 from maml_rl.envs.make_env import Recipe
 from maml_rl.envs.meta_env import EnvDescription, MetaVectorEnv, Task
@@ -23,9 +25,13 @@ from maml_rl.samplers.backend import RolloutBackend
 from maml_rl.samplers.device.slots import DeviceSlots, reason_against
 from maml_rl.samplers.device.streams import PhaseNoise
 from maml_rl.samplers.episode_arrays import EpisodeArrays
+from maml_rl.samplers.failures import describe_env
+from maml_rl.samplers.in_process import WorkHere
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.rollout.actor import check_carried_memory, chosen, initial_memory, phase_parameters
 from maml_rl.samplers.rollout.recorder import SlotTable, check_finite
+from maml_rl.samplers.worker_progress import IN_RESET, IN_SAMPLE_TASKS, MAKING, describe_activity
+from maml_rl.spaces import ArrayElements
 
 # Loops that are kept: one for each shape of a phase and way of acting.
 _LOOPS_KEPT = 4
@@ -36,10 +42,11 @@ class DeviceBackend(RolloutBackend):
 
     def __init__(self, placement: Placement, recipe: Recipe, slots_per_task: int) -> None:
         self._device, self._slots_per_task = torch.device(placement.device), slots_per_task
-        self._recipe = recipe
+        self._recipe, self._work = recipe, WorkHere(describe_env(recipe.env))
         # One slot on the CPU, which describes the others and draws their tasks.
         own = {name: value for name, value in recipe.env_kwargs.items() if name != "engine"}
-        self._host: MetaVectorEnv = replace(recipe, env_kwargs=own).make(1)
+        with self._work.begin(describe_activity(MAKING)):
+            self._host: MetaVectorEnv = replace(recipe, env_kwargs=own).make(1)
         against = reason_against(self._host)
         if against:
             raise ConfigError(f"backend 'device' cannot sample {recipe.env}: {against}; use backend 'auto'")
@@ -60,17 +67,20 @@ class DeviceBackend(RolloutBackend):
             if recipe.family is not None and recipe.family.has_physics:
                 own: dict[str, Any] = {"engine": "warp", "device": str(self._device)}
                 recipe = replace(recipe, env_kwargs={**recipe.env_kwargs, **own})
-            self._slots = DeviceSlots(recipe.make(num_slots), self._device)
+            with self._work.begin(describe_activity(MAKING)):
+                self._slots = DeviceSlots(recipe.make(num_slots), self._device, self._work)
 
     def describe(self) -> EnvDescription:
         return EnvDescription.of(self._host)
 
     def sample_tasks(self, num_tasks: int, seed: int, evaluation: bool = False) -> list[Task]:
-        return self._host.sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
+        with self._work.begin(describe_activity(IN_SAMPLE_TASKS)):
+            return self._host.sample_tasks(num_tasks, seed=seed, evaluation=evaluation)
 
     def run(self, phase: Phase, timer: StageTimer) -> TaskEpisodes:
         self.prepare(len(phase.tasks))
         assert self._slots is not None
+        self._work.begin("", self._slots.num_envs, phase.slot_tasks)
         with timer.stage("physics"):
             shape = _shape(phase)
             loop = next((candidate for candidate in self._loops if candidate.shape == shape), None)
@@ -285,7 +295,15 @@ class DeviceLoop:
         """Return the episodes of all waves, after waiting for the device once."""
         whole = arrays.by_name()
         numbers = [whole[name] for name in ("observations", "actions", "rewards", "final_observations")]
-        faulty = torch.stack([~array.isfinite().all() for array in numbers if array.is_floating_point()]).any()
+        faults = [~array.isfinite().all() for array in numbers if array.is_floating_point()]
+        real = torch.arange(phase.horizon, device=self._device)[:, None] < whole["lengths"].unsqueeze(1)
+        if ArrayElements(self._env.observation_space).limits is not None:
+            observed = torch.cat((whole["observations"], whole["final_observations"].unsqueeze(1)), 1)
+            shown = torch.cat((real, torch.ones_like(real[:, :1])), 1)
+            faults.append(_are_outside(observed, self._env.observation_space, shown))
+        if isinstance(self._env.action_space, spaces.Discrete):
+            faults.append(_are_outside(whole["actions"], self._env.action_space, real))
+        faulty = torch.stack(faults).any()
         physics = self._slots.physics
         state = [whole["lengths"].max(), faulty]
         if physics is not None:
@@ -295,8 +313,50 @@ class DeviceLoop:
             physics.refuse_overflow(*map(bool, overflow))
         self._slots.family.refuse_faults()
         if is_faulty:
-            _refuse_not_finite(phase, arrays)
+            self._refuse(phase, arrays)
         return TaskEpisodes(**arrays.first_steps(longest).by_name(), tasks=phase.tasks, longest=longest)
+
+    def _refuse(self, phase: Phase, episodes: EpisodeArrays) -> None:
+        """Name the first number that is not finite or not in its space, in the order in which the CPU meets them."""
+        arrays: dict[str, Any] = {
+            name: array.cpu().numpy() for name, array in episodes.by_name().items() if name != "infos"
+        }
+        host, table, slots, work = EpisodeArrays(**arrays), SlotTable(phase), phase.own_slots, self._slots.work
+        family, choices = type(self._slots.family).__name__, self._env.action_space
+        elements = ArrayElements(self._env.observation_space)
+
+        def refuse_outside(observations: Any) -> None:
+            for slot in np.flatnonzero(table.running).tolist():
+                work.progress.current_slots[0] = slot
+                try:
+                    elements.array(observations[slot])
+                except ValueError as error:
+                    raise ValueError(f"{family} wrote {error}") from None
+
+        for first in range(0, phase.episodes_per_task, phase.per_task):
+            wave = host.view(slice(None), slice(first, first + phase.per_task))
+            lengths, final = wave.lengths.reshape(-1), wave.final_observations
+            final = final.reshape(len(lengths), *final.shape[2:])
+            observations, actions, rewards = (
+                array.swapaxes(0, 1).reshape(phase.horizon, len(lengths), *array.shape[3:])
+                for array in (wave.observations, wave.actions, wave.rewards)
+            )
+            table.begin_all()
+            with work.at(IN_RESET):
+                refuse_outside(observations[0])
+            for step in range(phase.horizon):
+                check_finite(table, "observation", observations[step], slots)
+                check_finite(table, "action", actions[step], slots)
+                ends = (lengths == step + 1).reshape(-1, *(1,) * (final.ndim - 1))
+                work.progress.current_slots[0] = -1
+                with work.at(step):
+                    if isinstance(choices, spaces.Discrete):
+                        check_choices(actions[step], int(choices.n))
+                    refuse_outside(np.where(ends, final, observations[min(step + 1, phase.horizon - 1)]))
+                check_finite(table, "reward", rewards[step], slots)
+                table.common_step, table.running[:] = step + 1, lengths == step + 1
+                check_finite(table, "observation", final, slots)
+                table.running[:] = lengths > step + 1
 
 
 def _shape(phase: Phase) -> tuple[Any, ...]:
@@ -408,19 +468,10 @@ class _MaskedRecorder:
         final.copy_(chosen(which, self._slots.observations.reshape(final.shape), final))
 
 
-def _refuse_not_finite(phase: Phase, episodes: EpisodeArrays) -> None:
-    """Name the first number that is not finite, in the order in which the CPU would have met it."""
-    arrays: dict[str, Any] = {
-        name: array.cpu().numpy() for name, array in episodes.by_name().items() if name != "infos"
-    }
-    host, table, slots = EpisodeArrays(**arrays), SlotTable(phase), phase.own_slots
-    for first in range(0, phase.episodes_per_task, phase.per_task):
-        wave = host.view(slice(None), slice(first, first + phase.per_task))
-        lengths, final = wave.lengths.reshape(-1), wave.final_observations
-        table.begin_all()
-        for step in range(phase.horizon):
-            for what, array in (("observation", wave.observations), ("action", wave.actions), ("reward", wave.rewards)):
-                check_finite(table, what, array[:, step].reshape(len(lengths), *array.shape[3:]), slots)
-            table.common_step, table.running[:] = step + 1, lengths == step + 1
-            check_finite(table, "observation", final.reshape(len(lengths), *final.shape[2:]), slots)
-            table.running[:] = lengths > step + 1
+def _are_outside(values: Tensor, space: spaces.Space[Any], real: Tensor) -> Tensor:
+    """Return whether any of whole numbers (M, T, B, ...) is outside of its space, where they are `real` (M, T, B)."""
+    limits = ArrayElements(space).limits
+    assert limits is not None
+    low, high = (torch.as_tensor(limit, device=values.device) for limit in limits)
+    outside = ((values < low) | (values > high)).reshape(*real.shape, -1).any(-1)
+    return (outside & real).any()

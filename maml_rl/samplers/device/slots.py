@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from types import FunctionType, ModuleType
 from typing import Any, cast
@@ -12,12 +13,16 @@ import torch
 from torch import Tensor
 
 from maml_rl.arrays import CONTAINERS, NO_STATE, move_state, state_of, to_device
-from maml_rl.envs.family import BatchedFamily
+from maml_rl.envs.adapted_batch import CheckedVectorEnv
+from maml_rl.envs.family import ArrayFamily, BatchedFamily
 from maml_rl.envs.meta_env import MetaVectorEnv, Task
 from maml_rl.envs.observing import ObservingVectorEnv
 from maml_rl.envs.tasks import TaskArrays, parse_tasks
 from maml_rl.errors import ConfigError, TaskError
 from maml_rl.samplers.device.streams import DeviceSlotStreams
+from maml_rl.samplers.failures import describe_env
+from maml_rl.samplers.in_process import WorkHere
+from maml_rl.samplers.worker_progress import IN_RESET, IN_RESET_TASK
 from maml_rl.spaces import array_layout
 
 # The first steps, in which slots are watched, and what may change in all of them.
@@ -25,6 +30,8 @@ _CHECKED_STEPS = 3
 _MAY_CHANGE = NO_STATE | {"env", "xp", "physics", "buffers", "_streams", "_sent"}
 # How far objects within objects are looked at.
 _DEPTH = 2
+# What a sampler calls elsewhere, and not here.
+_NOT_CALLED = ("reset_task", "reset_buffers", "step_send", "step_recv")
 
 
 def reason_against(env: MetaVectorEnv) -> str:
@@ -34,6 +41,12 @@ def reason_against(env: MetaVectorEnv) -> str:
         return f"{type(family).__name__} is not array code over slots, as a BatchedFamily"
     if not family.entries or any(entry.choices for entry in family.entries.values()):
         return f"the tasks of {type(family).__name__} have texts in them, or no entries"
+    own = [name for name in _NOT_CALLED if getattr(type(family), name) is not getattr(BatchedFamily, name)]
+    if own:
+        return (
+            f"{type(family).__name__} has a {' and a '.join(own)} of its own, which a device does not call; what "
+            "follows from a task goes into _tasks_changed, all else into _reset_slots and _step_slots"
+        )
     return ""
 
 
@@ -43,21 +56,25 @@ class DeviceSlots:
     Args:
         env: the family, made for N slots, and possibly inside of what shows tasks or the last step.
         device: where it goes.
+        work: makes errors of what the family raises; None for a new one.
 
     Attributes:
         observations: (N, *obs), of the last `begin` or `step`.
         physics: of the family; None if it has none.
         can_be_recorded: whether a step can be part of a CUDA graph.
         may_end: whether an episode may end by itself; None until the first step tells.
+        work: as given.
     """
 
-    def __init__(self, env: MetaVectorEnv, device: torch.device) -> None:
+    def __init__(self, env: MetaVectorEnv, device: torch.device, work: WorkHere | None = None) -> None:
         self.num_envs, self.device = env.num_envs, device
+        self.work, self._steps = work or WorkHere(describe_env(type(env.unwrapped))), 0
         self._shown: list[ObservingVectorEnv] = []
         while isinstance(env, ObservingVectorEnv):
             move_state(env, device)
             self._shown.insert(0, env)
             env = env.env
+        self._watched = env.watched if isinstance(env, CheckedVectorEnv) else None
         family = env.unwrapped
         assert isinstance(family, BatchedFamily)
         self.family, self.can_be_recorded = family, family.can_be_recorded
@@ -107,7 +124,8 @@ class DeviceSlots:
                 values = there[start : start + array.size].view(torch.float64).reshape(array.shape)
                 start += array.size
                 moved[name] = values.repeat_interleave(per_task, 0).to(places[name].dtype)
-            self._in_place(self.family.take_tasks, moved)
+            with self.work.at(IN_RESET_TASK):
+                self._in_place(self.family.take_tasks, moved)
             self._given = arrays
         for shown in self._shown:
             self._in_place(shown.begin_trial, self.family.tasks)
@@ -116,7 +134,9 @@ class DeviceSlots:
     def begin(self, seeds: Tensor) -> None:
         """Begin an episode in every slot, from seeds (N,)."""
         self._streams.reseed(seeds)
-        self._in_place(self._begin)
+        with self.work.at(IN_RESET):
+            self._in_place(self._begin)
+        self._steps = 0
         if not self._contents and self.can_be_recorded:
             self._contents = self._contents_now()
             self._refuse_hidden_state()
@@ -124,7 +144,8 @@ class DeviceSlots:
     def _begin(self) -> None:
         for shown in self._shown:
             shown.begin_episodes()
-        self.family.begin(self._streams, self._observations[0])
+        # Not as methods of the family, which may have helpers of these names.
+        ArrayFamily.begin(self.family, self._streams, self._observations[0])
         self._show()
 
     def step(self, actions: Tensor, active: Tensor | None) -> list[Any]:
@@ -134,25 +155,45 @@ class DeviceSlots:
             Rewards; whether slots terminated (a bool: all or none ever); whether the family truncated them (False:
             never); and the recorded infos, in their order.
         """
-        outcome: list[Any] = self._in_place(self._step, actions, active)
+        with self.work.at(self._steps):
+            outcome: list[Any] = self._in_place(self._step, actions, active)
+        self._steps += 1
         may_end = outcome[1] is not False or outcome[2] is not False
         if self.may_end not in (None, may_end):
             raise ConfigError(
-                f"{type(self.family).__name__} returns False for terminated in one step and more in another; "
-                "return a tensor (N,) of bool in every step"
+                f"{type(self.family).__name__} returns False for terminated in one step and more in another, or has so "
+                "in _truncated; return a tensor (N,) of bool in every step"
             )
         self.may_end = may_end
         return outcome
 
     def _step(self, actions: Tensor, active: Tensor | None) -> list[Any]:
         family = self.family
-        rewards, terminated, terms = family.advance(actions, active, self._streams, self._observations[0])
+        rewards, terminated, terms = ArrayFamily.advance(family, actions, active, self._streams, self._observations[0])
+        terminated, truncated = self._flags("terminated", terminated), self._flags("_truncated", family._truncated)
         for shown in self._shown:
-            over = family.is_truncated()
+            over = ArrayFamily.is_truncated(family)
             shown.take_step(slice(None), actions, rewards, over if terminated is False else over | terminated, active)
         self._show()
         self._to_check = max(0, self._to_check - 1)
-        return [rewards, terminated, family.truncated_by_itself, *(terms[name] for name in family.recorded_infos)]
+        recorded = [self._of_slots(name, terms[name]) for name in family.recorded_infos]
+        return [self._of_slots("rewards", rewards), terminated, truncated, *recorded]
+
+    def _of_slots(self, name: str, values: Any) -> Tensor:
+        """Return numbers of a step as a tensor (N,)."""
+        if isinstance(values, np.ndarray):
+            raise TypeError(f"{name} is an array of NumPy; make it by functions of self.xp")
+        numbers = values if isinstance(values, Tensor) else torch.full((), values, device=self.device)
+        return numbers.expand(self.num_envs)
+
+    def _flags(self, name: str, flags: Any) -> Tensor | bool:
+        """Return flags of a step as a tensor (N,) of bool, or one for all slots."""
+        if isinstance(flags, bool | np.bool_):
+            return bool(flags)
+        array = self._of_slots(name, flags)
+        if array.is_floating_point():
+            raise TypeError(f"{name} must be True or False, got {flags!r}")
+        return array.bool()
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors that a step reads and changes, by name."""
@@ -174,11 +215,12 @@ class DeviceSlots:
 
     def _in_place(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Do work; what it puts into other tensors goes to their old places, which graphs read and write."""
+        call = partial(work, *arguments) if self._watched is None else partial(self._watched, partial(work, *arguments))
         if not self.can_be_recorded:
-            return work(*arguments)
+            return call()
         places = {name: owner[key] for name, (owner, key) in self._state_now().items()}
         is_checked = self._contents and (self._to_check or work != self._step)
-        result = work(*arguments)
+        result = call()
         if is_checked:
             self._refuse_hidden_state()
         now = self._state_now()

@@ -1,5 +1,6 @@
 """The backend `device`: the CPU's own episodes from the same keys, step by step, recorded, or on a GPU."""
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,17 @@ from device_phases import (
     sample,
     sample_adapted,
 )
+from gymnasium import spaces
 
 from maml_rl import MultiTaskSampler, PopulationEvaluator
 from maml_rl.config.placement import Placement
+from maml_rl.envs.family import BatchedFamily
 from maml_rl.envs.make_env import ObservedLastStep, Recipe
 from maml_rl.envs.meta_env import EnvDescription
 from maml_rl.envs.registration import FAMILIES
+from maml_rl.envs.tasks import TaskEntry
 from maml_rl.errors import ChildEnvError, ConfigError, NonFiniteError
-from maml_rl.policies import GRUPolicy, TransformerPolicy
+from maml_rl.policies import GRUPolicy, Policy, TransformerPolicy, as_policy
 from maml_rl.policies.transformer import Attention
 from maml_rl.samplers.device.backend import DeviceLoop
 from maml_rl.samplers.device.slots import DeviceSlots
@@ -153,6 +157,59 @@ def test_first_number_that_is_not_finite_is_that_of_the_cpu_in_any_wave(seed):
             sample(backend, env, policy, seed=seed, slots_per_task=1)
         messages.append((str(found.value), found.value.tasks))
     assert messages[0] == messages[1]
+
+
+class Choosing(Counting):
+    """Has choices, and observes its count of steps; has a fault in the second step."""
+
+    def __init__(self, num_envs: int, fault: str = "") -> None:
+        self._fault, self.recorded_infos = fault, {"count": "step"}
+        entries, choices = {"first": TaskEntry()}, spaces.Discrete(3)
+        BatchedFamily.__init__(self, num_envs, spaces.Discrete(5), choices, entries, max_episode_steps=4)
+
+    def _write_observations(self, out: Any) -> None:
+        out[:] = self._count * (3.0 if self._fault == "outside" else 1.0)
+
+    def _step_slots(self, actions: Any, active: Any, streams: Any) -> Any:
+        rewards, self._reward_terms = self._next(), {"count": self._count}
+        if self._fault and int(self._count[0]) == 2:
+            if self._fault == "raises":
+                raise RuntimeError("out of fuel")
+            if self._fault == "leaves":
+                sys.exit(0)
+            rewards = rewards[:, None] if self._fault == "shape" else rewards
+            self._reward_terms = {} if self._fault == "info" else self._reward_terms
+        return rewards, False
+
+
+class Beyond(Policy):
+    """Chooses what does not exist, now and then."""
+
+    noise_kind, noise_size, stateless = "uniform", 1, True
+
+    def act(self, observations: Any, noise: Any, memory: Any = (), params: Any = None) -> Any:
+        return torch.where(noise[..., 0] > 0.8, 3, 1), ()
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("raises", r"Choosing raised, in step 1: RuntimeError in .*: out of fuel"),
+        ("leaves", r"Choosing raised, in step 1: SystemExit in .*: 0"),
+        ("shape", r"_step_slots of Choosing has rewards of shape \(12, 1\); it must have a number for each of the 12"),
+        ("info", r"Choosing declares 'count' in recorded_infos, so _step_slots must put it into self._reward_terms"),
+        ("outside", r"in slot 0 with the task .*, in step 1: Choosing wrote an observation with 6, outside of its"),
+        ("", r"Choosing raised, in step \d: actions must be integers in \[0, 3\), got \[.*3.*\]"),
+    ],
+)
+def test_error_of_a_family_is_that_of_the_cpu(fault: str, message: str) -> None:
+    policy: Any = policy_for(Choosing) if fault else as_policy(Beyond())
+    options, found = {"env_kwargs": {"fault": fault}, "slots_per_task": 4, "max_episode_steps": None}, []
+    for backend in ("device", "in-process"):
+        with pytest.raises(ChildEnvError, match=message) as raised:
+            sample(backend, Choosing, policy, **options)
+        found.append(str(raised.value))
+    assert found[0] == found[1]
 
 
 def test_recorded_step_that_differs_from_the_step_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

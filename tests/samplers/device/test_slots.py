@@ -10,6 +10,7 @@ from device_phases import Counting, policy_for, require_as_on_the_cpu, require_s
 from maml_rl import MultiTaskSampler
 from maml_rl.arrays import copied
 from maml_rl.config.placement import Placement
+from maml_rl.envs.global_generators import KeptGenerators
 from maml_rl.envs.make_env import ObservedLastStep, ObservedTask, Recipe, make_vector_env
 from maml_rl.envs.observing import LastStepVectorEnv
 from maml_rl.envs.tasks import TaskEntry
@@ -55,9 +56,18 @@ class OfTexts(Counting):
         self.entries = {"first": TaskEntry(), "kind": TaskEntry(choices=("one", "other"))}
 
 
+class Remembering(Counting):
+    """Keeps something of its tasks where only other placements call it."""
+
+    def reset_task(self, tasks: Any) -> None:
+        super().reset_task(tasks)
+        self._offset = self.tasks["first"] + 1.0
+
+
 def test_what_is_not_array_code_of_numbers_is_refused_and_sampled_on_the_cpu():
     assert "the tasks of OfTexts have texts in them" in reason_against(OfTexts(1))
     assert "is not array code over slots" in reason_against(make_vector_env(ObservedLastStep(WalkEnv), {}, 1))
+    assert "Remembering has a reset_task of its own" in reason_against(make_vector_env(Remembering, {}, 1))
     assert reason_against(make_vector_env(ObservedLastStep("2DNavigation-v0"), {}, 1)) == ""
     kwargs = {"families": ["PointGoal-v0", "SparsePointGoal-v0"]}
     recipe, policy = Recipe.of("Mixture-v0", kwargs, 5), policy_for("Mixture-v0", kwargs)
@@ -209,3 +219,15 @@ def test_terminated_may_be_a_bool_that_stays_the_same():
         told = f"{made.__name__} returns False for terminated in one step and more in another"
         with pytest.raises(ConfigError, match=told):
             sample("device", made)
+
+
+class Drawing(Counting):
+    def _next(self) -> Any:
+        return super()._next() + np.random.standard_normal()
+
+
+@pytest.mark.parametrize("backend", ["device", "in-process"])
+def test_draws_from_the_generators_of_the_process_are_noticed(backend: str, caplog: pytest.LogCaptureFixture) -> None:
+    with KeptGenerators():
+        sample(backend, Drawing)
+    assert "it draws from np.random, a generator that all slots of the process share" in caplog.text
