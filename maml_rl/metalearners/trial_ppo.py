@@ -183,7 +183,11 @@ class TrialLoss:
         ratio_log = torch.where(real, log_probs - old_log_probs, 0.0)
         ratio = torch.exp(ratio_log)
         gain = functional.clipped_gain(ratio, gains, settings.clip)
-        entropy = distributions.entropy(unrolled.distribution).expand_as(gain)
+        try:
+            entropy = distributions.entropy(unrolled.distribution).expand_as(gain)
+        except NotImplementedError:
+            # torch knows none of transformed distributions: an estimate from the actions taken, and of the gradient.
+            entropy = -ratio * log_probs
         losses = -gain - entropy_coefficient * entropy
         if unrolled.value_logits is not None:
             losses = losses + settings.value_coefficient * TwoHot().loss(unrolled.value_logits, targets)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
-from torch.distributions import Categorical
+from torch.distributions import AffineTransform, Categorical, Independent, Normal, TransformedDistribution
 
 from maml_rl import MultiTaskSampler, TaskEpisodes
 from maml_rl.derivatives import LocalStore
@@ -312,6 +312,40 @@ def test_modules_of_users_learn_through_their_memory(with_values: bool) -> None:
     metrics = update(make_learner(as_policy(module, (3,)), value="none"), [make_episodes(EPISODES)])
     assert metrics["loss/after"] < metrics["loss/before"]
     assert all(not torch.equal(one, other) for one, other in zip(before, module.parameters(), strict=True))
+
+
+class Scaled(Remembering):
+    """The same with Gaussian actions, or as a transformed distribution with those actions times a number."""
+
+    scale: float | None = None
+
+    def forward(self, observations: Tensor, memory: tuple[Tensor]) -> Any:
+        hidden = self.cell(observations, memory[0])
+        normal = Independent(Normal(self.head(hidden)[:, :2], 0.7), 1)
+        actions = normal if self.scale is None else TransformedDistribution(normal, [AffineTransform(0.0, self.scale)])
+        return actions, (hidden,)
+
+
+def test_distributions_without_an_entropy_are_learned_as_those_that_they_transform() -> None:
+    episodes, modules, entropies, surprises = make_episodes(EPISODES), [], [], []
+    actions = randn(*episodes.mask.shape, 2, seed=1) * episodes.mask.unsqueeze(-1)
+    for scale in (None, 2.0):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            module = Scaled(with_values=False)
+        module.scale, episodes.actions = scale, actions * (scale or 1.0)
+        policy, log_probs = as_policy(module, (3,)), []
+        for observations, taken, _ in one_by_one(episodes):
+            distribution = policy.unroll(observations.unsqueeze(1)).distribution
+            log_probs.append(policy.distributions.log_prob(distribution, taken.unsqueeze(1)).detach())
+        surprises.append(-float(torch.cat(log_probs).mean()))
+        metrics = update(make_learner(policy, value="none", entropy_coefficient=0.0), [episodes])
+        entropies.append(metrics["policy/entropy"])
+        modules.append(dict(module.named_parameters()))
+    torch.testing.assert_close(modules[1], modules[0])
+    # torch knows that of a Gaussian; the other is that of the actions taken.
+    assert entropies == pytest.approx([1.0 + np.log(2 * np.pi) + 2 * np.log(0.7), surprises[0] + 2 * np.log(2.0)])
+    assert surprises[1] == pytest.approx(entropies[1])
 
 
 def test_policies_that_the_learner_cannot_train_and_several_slots_are_refused() -> None:
