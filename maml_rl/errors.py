@@ -158,10 +158,18 @@ def explain(error: BaseException) -> str:
             place += f" (raised in {_place(last[0].filename, last[0].lineno)})"
     else:
         place = ""
-    if last and last[0].name == "step" and _WRAPPERS in last[0].filename and "to unpack (expected 5" in message:
-        message += f"; step of the environment must return {STEP}: four values are those of old versions of Gym"
+    message += remedy_of(error)
     name = f"{type(error).__name__} in {place}" if place else type(error).__name__
     return f"{name}: {message}" if message else name
+
+
+def remedy_of(error: BaseException) -> str:
+    """Return what helps if a wrapper of Gymnasium could not read the result of a step, as "; ..."; else ""."""
+    *_, last = [None, *traceback.extract_tb(error.__traceback__)]
+    if last is None or last.name != "step" or _WRAPPERS not in last.filename or "unpack" not in _message(error):
+        return ""
+    old = ": four values are those of old versions of Gym" if isinstance(error, ValueError) else ""
+    return f"; step of the environment must return {STEP}{old}"
 
 
 def _message(error: BaseException) -> str:

@@ -23,6 +23,7 @@ from maml_rl.errors import (
     RemoteError,
     TaskError,
     explain,
+    remedy_of,
 )
 
 _MAX_MESSAGE_CHARACTERS = 2_000
@@ -166,7 +167,7 @@ def failed(
     return Failed(
         generation,
         error=type(error).__name__,
-        message=shorten(_text(lambda: str(error)), _MAX_MESSAGE_CHARACTERS),
+        message=shorten(_text(lambda: f"{error}{remedy_of(error)}"), _MAX_MESSAGE_CHARACTERS),
         traceback=shorten(_text(lambda: "".join(traceback.format_exception(error))), _MAX_TRACEBACK_CHARACTERS),
         summary=shorten(_text(lambda: explain(error)), _MAX_MESSAGE_CHARACTERS),
         slot=None if slot is None else first_slot + slot,

@@ -108,6 +108,24 @@ def test_observation_of_a_wrong_shape_is_one_line_in_every_placement(placement: 
     assert "\n" not in told
 
 
+class OldStepEnv(WalkEnv):
+    def step(self, action: Any) -> Any:
+        return super().step(action)[:4]
+
+
+class ForgetfulEnv(WalkEnv):
+    def step(self, action: Any) -> Any:
+        super().step(action)
+
+
+@pytest.mark.parametrize("env", [OldStepEnv, ForgetfulEnv])
+@pytest.mark.parametrize("placement", ["in process", "in children"])
+def test_result_that_the_time_limit_cannot_read_is_explained_in_every_placement(env: Any, placement: str) -> None:
+    told = raised_by(env, [{"slope": 0.5}], **PLACEMENTS[placement])
+    assert "; step of the environment must return the observation, the reward, terminated, truncated, and" in told
+    assert ("four values are those of old versions of Gym" in told) == (env is OldStepEnv)
+
+
 # Ends the calls that never return, after the test: threads cannot be killed, and some tests fork this process.
 OVER = threading.Event()
 
