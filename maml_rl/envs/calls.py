@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from maml_rl.arguments import check_count
 from maml_rl.arrays import as_array
-from maml_rl.envs.meta_env import InfoKind, StepBuffers, check_flags, declarations
+from maml_rl.envs.meta_env import InfoKind, RecordedInfos, StepBuffers, check_flags, declarations
 from maml_rl.errors import STEP, explain
 from maml_rl.spaces import array_writer
 
@@ -289,10 +289,9 @@ class ResultWriter:
         self._write_observation(buffers, slot, env, observation)
         buffers.rewards[slot] = reward
         buffers.terminated[slot], buffers.truncated[slot] = terminated, truncated
-        for name, kind in self.recorded_infos.items():
-            required = kind == "step" or terminated or (truncated and not _cut_short(env))
-            value = info.get(name) if isinstance(info, Mapping) else None
-            buffers.infos[name][slot] = recorded_number(env, name, kind, value, info, required=required)
+        numbers = recorded_numbers(env, self.recorded_infos, info, terminated=terminated, truncated=truncated)
+        for name, number in numbers.items():
+            buffers.infos[name][slot] = number
         self._keep_info(slot, info)
 
     def _write_observation(self, buffers: StepBuffers, slot: int, env: Env, observation: Any) -> None:
@@ -304,6 +303,18 @@ class ResultWriter:
     def _keep_info(self, slot: int, info: Any) -> None:
         # Other slots may share the dict.
         self.infos[slot] = info.copy() if type(info) is dict else info
+
+
+def recorded_numbers(
+    env: Env, recorded_infos: RecordedInfos, info: Any, *, terminated: bool, truncated: bool
+) -> dict[str, float]:
+    """Return the recorded infos of a step by name; see `recorded_number`."""
+    numbers = {}
+    for name, kind in recorded_infos.items():
+        required = kind == "step" or terminated or (truncated and not _cut_short(env))
+        value = info.get(name) if isinstance(info, Mapping) else None
+        numbers[name] = recorded_number(env, name, kind, value, info, required=required)
+    return numbers
 
 
 def recorded_number(env: object, name: str, kind: InfoKind, value: Any, info: Any, *, required: bool) -> float:

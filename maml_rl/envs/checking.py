@@ -3,10 +3,11 @@
 import copy
 import re
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, zip_longest
 from typing import Any
 
 import gymnasium
@@ -17,12 +18,21 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
 from maml_rl.arrays import as_array
-from maml_rl.envs.calls import Awaited, Env, async_methods, read_reset, read_step, seeded_reset
+from maml_rl.envs.calls import (
+    Awaited,
+    Env,
+    async_methods,
+    close_quietly,
+    read_reset,
+    read_step,
+    recorded_numbers,
+    seeded_reset,
+)
 from maml_rl.envs.global_generators import KeptGenerators, construct, seconds_of_own_generators
 from maml_rl.envs.meta_env import SEED_BITS, MetaVectorEnv, Task, declarations, declared
 from maml_rl.envs.tasks import own_task
 from maml_rl.errors import ChildEnvError, ChildLost, ConfigError, TaskError, UsersCode, explain
-from maml_rl.spaces import array_layout, array_writer, stored_actions
+from maml_rl.spaces import array_layout, array_writer, parts_of, stored_actions
 
 _DUTIES = {
     "sample_tasks": "sample_tasks(num_tasks), which draws that many tasks (dicts of numbers and arrays) from np_random",
@@ -367,6 +377,25 @@ def _check_contract(
         seeded_reset(env, largest)
     tasks = _check_sample_tasks(env, sample_tasks, num_tasks, seed)
     _check_declared_tasks(env, reset_task, tasks, num_tasks)
+    of_environment = _spaces(env)
+    for task in tasks:
+        reset_task(task)
+        first = _episode(env, seed)
+        _expect(
+            _spaces(env) == of_environment,
+            "observation_space and action_space must be the same for all tasks, the largest that one needs; got "
+            f"{env.observation_space} and {env.action_space} with {task}, others before",
+        )
+        _expect(_same(first, _episode(env, seed)), "the same seed, task and actions must repeat an episode")
+        # Other steps, and not as many.
+        deque(_steps(env, seed + 1, num_steps=3))
+        _expect(
+            _same(first, _episode(env, seed)),
+            "the same seed, task and actions must repeat an episode after another one: reset must set again all that "
+            "steps change",
+        )
+        env.reset()
+        _expect(_same(first, _episode(env, seed)), "a task must survive reset: only reset_task may change it")
     # Gymnasium cannot repeat wrappers that do not record their arguments.
     if (
         make_another is None
@@ -376,7 +405,16 @@ def _check_contract(
         make_another = partial(gymnasium.make, spec)
     if make_another is not None:
         another, drawn = construct(make_another)
-        _check_task_before_reset(another, own_task(tasks[0]))
+        if async_methods(another) and not isinstance(another, Awaited):
+            another = Awaited(another)
+        try:
+            _check_task_before_reset(another, own_task(tasks[0]))
+            # Which of two draws from a generator of both depends on their order.
+            if not generators.drawn():
+                reset_task(tasks[0])
+                _check_stands_alone(env, another, next(task for task in tasks if not _same(task, tasks[0])), seed)
+        finally:
+            close_quietly(another.close)
         if drawn:
             warnings.warn(
                 f"its constructor draws from {' and '.join(drawn)}; a sampler gives it the same numbers in every slot "
@@ -384,13 +422,6 @@ def _check_contract(
                 "port, can come from random.SystemRandom()",
                 stacklevel=3,
             )
-    for task in tasks:
-        reset_task(task)
-        first = _episode(env, seed)
-        _expect(_same(first, _episode(env, seed)), "the same seed, task and actions must repeat an episode")
-        env.reset(seed=seed + 1)
-        env.reset()
-        _expect(_same(first, _episode(env, seed)), "a task must survive reset: only reset_task may change it")
     _check_leaves_task_unchanged(env, given_to, own_task(tasks[0]), seed)
     _check_tasks_differ(env, reset_task, tasks, seed)
     _check_refuses_malformed(env, reset_task, tasks[0], seed)
@@ -442,9 +473,25 @@ def _check_task_before_reset(env: Env, task: dict[str, Any]) -> None:
         raise AssertionError(
             f"reset_task must work before the first reset, as the sampler calls it: {explain(error)}"
         ) from error
-    finally:
-        with suppress(Exception):
-            env.close()
+
+
+def _check_stands_alone(env: Env, another: Env, task: Task, seed: int) -> None:
+    """Refuse an environment whose episode changes where another one, which gets a task, steps beside it."""
+    alone = _episode(env, seed)
+    find_method(another, "reset_task")(own_task(task))
+    both: Iterator[tuple[list[Any], list[Any]]] = zip_longest(
+        _steps(env, seed), _steps(another, seed + 1), fillvalue=[]
+    )
+    _expect(
+        _same(alone, [part for results, _ in both for part in results]),
+        "an episode must not change where another environment steps beside it: keep the task and all that changes in "
+        "self, not in the class or the module",
+    )
+
+
+def _spaces(env: Env) -> tuple[Any, Any]:
+    """Return what a policy and the arrays of episodes depend on: bounds of actions, but not of observations."""
+    return parts_of(array_writer(env.observation_space).flat_space), stored_actions(env.action_space)
 
 
 def _check_sample_tasks(env: Env, sample_tasks: Callable[..., Any], num_tasks: int, seed: int) -> list[dict[str, Any]]:
@@ -482,9 +529,11 @@ def _check_sample_tasks(env: Env, sample_tasks: Callable[..., Any], num_tasks: i
         )
     if any(not _same(first, other) for first, other in pairwise(tasks)):
         return tasks
-    different = [task for task in sample_tasks(_DRAWS_TO_FIND_ANOTHER_TASK) if not _same(tasks[0], task)]
+    # One dict that is filled again and again is the last of the tasks, as often as they are many.
+    many = sample_tasks(_DRAWS_TO_FIND_ANOTHER_TASK)
+    different = [task for task in many if not _same(many[0], task)]
     _expect(bool(different), "sample_tasks must draw different tasks, got the same each time")
-    return [*tasks, different[0]]
+    return [*tasks, next(task for task in (many[0], different[0]) if not _same(tasks[0], task))]
 
 
 def _fault_of_draws(draw: Callable[[int, int], list[dict[str, Any]]], num_tasks: int, seed: int) -> str | None:
@@ -594,21 +643,27 @@ def _check_refuses_malformed(env: Env, reset_task: Callable[..., Any], task: dic
         )
 
 
-def _episode(env: Env, seed: int, num_steps: int = 5) -> list[Any]:
-    # As the sampler calls it.
+def _episode(env: Env, seed: int) -> list[Any]:
+    return [part for results in _steps(env, seed) for part in results]
+
+
+def _steps(env: Env, seed: int, num_steps: int = 5) -> Iterator[list[Any]]:
+    """Yield what reset and steps of an episode return, as the sampler calls and reads them."""
     observation = as_sampled(env, read_reset(env, env.reset(seed=seed, options=None))[0])
-    env.action_space.seed(seed)
+    # Environments may share a space, which draws.
+    actions = copy.deepcopy(env.action_space)
+    actions.seed(seed)
     _expect_finite("observations", observation, "after reset")
-    history: list[Any] = [observation]
+    yield [observation]
     for step in range(1, num_steps + 1):
-        observation, reward, terminated, truncated, _ = read_step(env, env.step(env.action_space.sample()))
+        observation, reward, terminated, truncated, info = read_step(env, env.step(actions.sample()))
         observation = as_sampled(env, observation)
         _expect_finite("observations", observation, f"at step {step}")
         _expect_finite("rewards", reward, f"at step {step}")
-        history += [observation, reward, terminated, truncated]
+        recorded_numbers(env, declarations(env).recorded_infos, info, terminated=terminated, truncated=truncated)
+        yield [observation, reward, terminated, truncated]
         if terminated or truncated:
-            break
-    return history
+            return
 
 
 def as_sampled(env: Env, observation: Any) -> Any:

@@ -142,6 +142,41 @@ class RefusesItsOwnRange(WalkEnv):
         super().reset_task(task)
 
 
+class FillsOneDict(WalkEnv):
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        task: dict[str, Any] = {}
+        for drawn in super().sample_tasks(num_tasks):
+            task.update(drawn)
+        return [task] * num_tasks
+
+
+class SharesItsTask(WalkEnv):
+    shared = 1.0
+
+    def reset_task(self, task: dict[str, Any]) -> None:
+        super().reset_task(task)
+        type(self).shared = self.slope
+
+    def step(self, action: Any) -> Any:
+        self.slope = self.shared
+        return super().step(action)
+
+
+class KeepsItsLastAction(WalkEnv):
+    last = 0.0
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *rest = super().step(action)
+        reward, self.last = reward + self.last, float(action[0])
+        return observation, reward, *rest
+
+
+class NeedsMoreActionsUphill(WalkEnv):
+    def reset_task(self, task: dict[str, Any]) -> None:
+        super().reset_task(task)
+        self.action_space = spaces.Box(-0.5, 0.5, (1 + (self.slope > 0),), np.float32)
+
+
 @pytest.mark.parametrize(
     ("env_class", "message"),
     [
@@ -177,7 +212,12 @@ class RefusesItsOwnRange(WalkEnv):
             drawing("DrawsRaggedLists", lambda num: [{"slope": 1.0, "walls": [[1], [2, 3]]}] * num),
             r"entry 'walls' is \[\[1\], \[2, 3\]\]",
         ),
+        (FillsOneDict, "must draw different tasks"),
         (ForgetsTheTaskUnlessSeeded, "a task must survive reset"),
+        (KeepsItsLastAction, "must repeat an episode after another one: reset must set again all that steps change"),
+        (SharesItsTask, "must not change where another environment steps beside it: keep the task and all .* in self"),
+        (NeedsMoreActionsUphill, r"action_space must be the same for all tasks, .* and Box\(.*\(\d,\), .*'slope'"),
+        (walk("DeclaresNoSuchInfo", recorded_infos={"speed": "step"}), "declares 'speed' in recorded_infos, so its"),
         (IgnoresTheTask, "every task gave the same episodes"),
         (ChangesBeforeRefusing, "must leave the task as it was"),
         (paying("StepsUnseeded", lambda reward: reward + UNSEEDED.uniform()), "must repeat an episode"),
