@@ -241,6 +241,7 @@ def check_vector_family(make: Callable[[int], MetaVectorEnv], seed: int = 0) -> 
         tasks = many.sample_tasks(_SLOTS, seed=seed)
         _expect(_same(tasks, many.sample_tasks(_SLOTS, seed=seed)), "sample_tasks must repeat: draw from np_random")
         DrawsBySeed().check(seed, tasks, lambda count, other: many.sample_tasks(count, seed=other))
+        tasks = _with_another(tasks, many.sample_tasks)[-_SLOTS:]
         # All bits of a seed are tried.
         seeds = np.array([seed, seed + 1, SEED_BITS])
         actions = _actions_of(many, seed)
@@ -248,6 +249,7 @@ def check_vector_family(make: Callable[[int], MetaVectorEnv], seed: int = 0) -> 
         _expect_equal_batches(
             first, _batch(many, tasks, seeds, actions), "the same seeds, tasks and actions are repeated"
         )
+        _expect_equal_batches(first, _batch(many, None, seeds, actions), "the tasks are kept over a reset")
         order = [*range(1, _SLOTS), 0]
         permuted = _batch(many, [tasks[slot] for slot in order], seeds[order], actions[:, order])
         _expect_equal_batches([part[:, order] for part in first], permuted, "slots change places")
@@ -299,9 +301,12 @@ def _actions_of(env: MetaVectorEnv, seed: int) -> NDArray[Any]:
     return np.stack([np.stack([space.sample() for _ in range(env.num_envs)]) for _ in range(_BATCH_STEPS)])
 
 
-def _batch(env: MetaVectorEnv, tasks: Sequence[Task], seeds: NDArray[Any], actions: NDArray[Any]) -> list[NDArray[Any]]:
-    """Return observations, rewards, terminations and truncations (T, N, ...) of episodes."""
-    env.reset_task(tasks)
+def _batch(
+    env: MetaVectorEnv, tasks: Sequence[Task] | None, seeds: NDArray[Any], actions: NDArray[Any]
+) -> list[NDArray[Any]]:
+    """Return observations, rewards, terminations and truncations (T, N, ...) of episodes; None: of the same tasks."""
+    if tasks is not None:
+        env.reset_task(tasks)
     env.reset_buffers(seeds)
     buffers = env.buffers
     found = []
@@ -329,7 +334,8 @@ def _expect_equal_batches(first: Sequence[NDArray[Any]], other: Sequence[NDArray
             return
         raise AssertionError(
             f"the {name} at step {step} differs where {when}; what a slot does must depend on its task, seed and "
-            "actions alone: give every slot a generator of its own, made from its own seed"
+            "actions alone: give every slot a generator of its own, made from its own seed, and set in reset all that "
+            "steps change, except tasks"
         )
 
 
@@ -527,6 +533,11 @@ def _check_sample_tasks(env: Env, sample_tasks: Callable[..., Any], num_tasks: i
             "(docs/task-distributions.md#tasks-that-are-levels)",
             stacklevel=3,
         )
+    return _with_another(tasks, sample_tasks)
+
+
+def _with_another(tasks: list[Task], sample_tasks: Callable[[int], Sequence[Task]]) -> list[Task]:
+    """Return tasks that are not all the same, with another one where they are."""
     if any(not _same(first, other) for first, other in pairwise(tasks)):
         return tasks
     # One dict that is filled again and again is the last of the tasks, as often as they are many.

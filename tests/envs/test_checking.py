@@ -524,27 +524,49 @@ def glow(name: str, noise: Callable[[GlowBatch, Any], Any]) -> type[GlowBatch]:
     return type(name, (GlowBatch,), {"noise": lambda self: noise(self, GlowBatch.noise(self))})
 
 
+class ForgetsTasks(GlowBatch):
+    is_new = False
+
+    def reset_task(self, tasks: list[dict[str, Any]]) -> None:
+        super().reset_task(tasks)
+        self.is_new = True
+
+    def reset(self, **options: Any) -> Any:
+        self.drift, self.is_new = self.drift * self.is_new, False
+        return super().reset(**options)
+
+
+class FillsOneDictForAll(GlowBatch):
+    def sample_tasks(self, num_tasks: int) -> list[dict[str, Any]]:
+        task: dict[str, Any] = {}
+        for drawn in super().sample_tasks(num_tasks):
+            task.update(drawn)
+        return [task] * num_tasks
+
+
 # As ManiSkill: one generator for the whole batch.
 OneGenerator = glow("OneGenerator", lambda batch, _: batch.generators[0].normal(size=(batch.num_envs, 1)))
 TaskHasNoEffect = type("TaskHasNoEffect", (GlowBatch,), {"reset_task": lambda self, tasks: None})
 
 
 @pytest.mark.parametrize(
-    ("made", "when"),
+    ("made", "message"),
     [
-        (OneGenerator, "at step 1 differs where slots change places; .* a generator of its own"),
+        (ForgetsTasks, "the observation at step 1 differs where the tasks are kept over a reset"),
+        (FillsOneDictForAll, "sample_tasks must draw different tasks, got the same each time"),
+        (OneGenerator, "the observation at step 1 differs where slots change places; .* a generator of its own"),
         (
             glow("BySize", lambda batch, noise: noise * batch.num_envs),
-            "at step 1 differs where slot 0 is a batch of one",
+            "the observation at step 1 differs where slot 0 is a batch of one",
         ),
         (
             glow("NeverRepeats", lambda _, noise: np.random.default_rng().normal(size=noise.shape)),
-            "at step 1 differs where the same seeds, tasks and actions are repeated",
+            "the observation at step 1 differs where the same seeds, tasks and actions are repeated",
         ),
     ],
 )
-def test_vector_family_whose_slots_depend_on_the_batch_is_refused(made: Any, when: str) -> None:
-    with pytest.raises(AssertionError, match=f"the observation {when}"):
+def test_vector_family_whose_slots_depend_on_more_than_their_tasks_is_refused(made: Any, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
         check_vector_family(partial(make_vector_env, made, {}))
 
 
