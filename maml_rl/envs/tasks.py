@@ -31,7 +31,14 @@ Read = TypeVar("Read")
 
 def task_key(task: Task | Sequence[Task]) -> str:
     """Return a task or several as JSON, the same for arrays and lists: equal tasks have equal keys."""
-    return json.dumps(task, sort_keys=True, default=lambda value: value.tolist())
+    return json.dumps(task, sort_keys=True, default=_listed)
+
+
+def _listed(value: Any) -> Any:
+    try:
+        return value.tolist()
+    except AttributeError:
+        raise TypeError(f"a task holds numbers and arrays, got {value!r:.80}") from None
 
 
 def family_of(task: Task) -> str:

@@ -74,8 +74,10 @@ class Supervised:
                 except TaskError as error:
                     if not error.in_slots:
                         raise
-                    # The caller never chose slots.
-                    found = [f"task {slot // self._slots_per_task}: {what}" for slot, what in error.in_slots]
+                    # The caller never chose slots, of which several have one task.
+                    found = dict.fromkeys(
+                        f"task {slot // self._slots_per_task}: {what}" for slot, what in error.in_slots
+                    )
                     raise TaskError("; ".join(found)) from error
         raise RuntimeError("sampling was interrupted by another thread")
 

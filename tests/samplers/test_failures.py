@@ -62,6 +62,13 @@ def test_refused_task_stays_a_task_error() -> None:
     assert raised_by(Refusing, TASKS, TaskError, num_workers=0) == "the entry 'goal' is missing"
 
 
+@pytest.mark.parametrize("placement", ["in process", "in children"])
+def test_task_with_an_object_in_it_is_refused_in_every_placement(placement: str) -> None:
+    told = raised_by(WalkEnv, [{"slope": Ellipsis}], **PLACEMENTS[placement])
+    assert "in slot 0 with the task {'slope': Ellipsis}" in told
+    assert ": a task holds numbers and arrays, got Ellipsis" in told
+
+
 class StopsEnv(FaultyEnv):
     """Raises errors whose text is empty, or which Python replaces where they leave a generator."""
 
