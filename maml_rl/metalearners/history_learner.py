@@ -49,6 +49,8 @@ _SPARE_BITS = 19
 class HistorySettings(SettingsModel, MemorySettings):
     """Settings of all learners of histories."""
 
+    # The context is also how long sequences are.
+    sizes: ClassVar = ("num_layers", "num_heads")
     cell: CellKind = "transformer"
     num_layers: Annotated[Count, Field(description="blocks of a transformer")] = 4
 

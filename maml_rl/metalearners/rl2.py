@@ -1,11 +1,12 @@
 """RL2: a recurrent policy that learns to learn, trained by PPO on whole trials."""
 
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from maml_rl.config import Config
+from maml_rl.config.config import SECTION
 from maml_rl.config.settings import Count
 from maml_rl.metalearners.trial_learner import MemorySettings, refuse_hidden_rewards
 from maml_rl.metalearners.trial_ppo import TrialPPOLearner, TrialPPOSettings
@@ -25,6 +26,8 @@ class RL2(TrialPPOLearner):
     class Settings(TrialPPOSettings, MemorySettings):
         """Settings of RL2."""
 
+        of_transformers: ClassVar = ("token_shift",)
+        of_cells: ClassVar = ("memory_span", "layers", "products")
         hidden_size: Annotated[Count, Field(description="units of the recurrent layer, or width of a token")] = 256
         token_shift: Annotated[
             bool, Field(description="add the previous observation to each token of a transformer")
@@ -95,22 +98,11 @@ class RL2(TrialPPOLearner):
     @classmethod
     def make_policy(cls, env: Any, config: Config, settings: Any) -> Policy:
         refuse_hidden_rewards(config)
-        if settings.products and not settings.layers:
-            raise config.error("only layers see products; set layers of a gru or lstm, or leave it out", "products")
-        if settings.cell == "transformer":
-            if settings.layers:
-                raise config.error("a transformer has layers of its own; leave it out, or take a gru", "layers")
-            if settings.memory_span is not None:
-                raise config.error("a transformer has no gates to set; leave it out, or take a gru", "memory-span")
-            of_cell = {"token_shift": settings.token_shift}
-        else:
-            if settings.token_shift and not config.is_recorded:
-                raise config.error("a recurrent layer has no tokens; leave it out", "token-shift")
-            of_cell = {"memory_span": settings.memory_span, "layers": settings.layers, "products": settings.products}
+        if settings.cell != "transformer" and settings.products and not settings.layers:
+            raise config.error("only layers see products; set layers, or leave it out", SECTION, "products")
         policy: Policy = settings.make_policy(
             env,
             config,
-            **of_cell,
             value=settings.value,
             predict_rewards=settings.reward_prediction_coefficient > 0.0,
             normalize_observations=settings.normalize_observations,

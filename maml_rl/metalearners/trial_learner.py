@@ -3,11 +3,12 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
 from maml_rl.config import Config
+from maml_rl.config.config import SECTION
 from maml_rl.config.settings import Count
 from maml_rl.derivatives import EpisodeStore
 from maml_rl.metalearners.metalearner import MetaLearner
@@ -58,19 +59,38 @@ class MemorySettings(BaseModel):
     num_layers: Annotated[Count, Field(description="blocks of a transformer")] = 2
     num_heads: Annotated[Count, Field(description="heads of a transformer's attention")] = 4
 
+    # Settings of one kind: sizes of a transformer, and further arguments of its policy, or of one with a cell.
+    sizes: ClassVar[Sequence[str]] = ("context", "num_layers", "num_heads")
+    of_transformers: ClassVar[Sequence[str]] = ()
+    of_cells: ClassVar[Sequence[str]] = ()
+
     @property
     def body(self) -> Cell | Attention:
         """The cell of a recurrent layer, or the sizes of a transformer."""
         return Attention(self.context, self.num_layers, self.num_heads) if self.cell == "transformer" else self.cell
 
     def body_of(self, width: int, config: Config) -> Cell | Attention:
-        """Return the same; refuse, by a ConfigError, a transformer whose heads do not divide its width."""
+        """Return the same.
+
+        Raises:
+            ConfigError: If heads do not divide the width, or settings of another kind were given.
+        """
         body = self.body
+        names, kind = self.of_cells, "a gru or lstm"
+        if not isinstance(body, Attention):
+            names, kind = (*self.sizes, *self.of_transformers), "a transformer"
+        # Not those beside a kind that an option has replaced, or that a run has recorded.
+        is_replaced = config.is_recorded or config.replaces(SECTION, "cell")
+        for name in names:
+            path = SECTION, name.replace("_", "-")
+            is_given = getattr(self, name) != type(self).model_fields[name].default
+            if is_given and (config.replaces(*path) or not is_replaced):
+                raise config.error(f"it is for {kind}, and 'cell' is {self.cell!r}; leave it out", *path)
         if isinstance(body, Attention):
             try:
                 body.head_size(width)
             except ValueError as error:
-                raise config.error(f"no transformer of these sizes: {error}", "algorithm-settings") from None
+                raise config.error(f"no transformer of these sizes: {error}", SECTION) from None
         return body
 
     def make_policy(self, env: Any, config: Config, **options: Any) -> SequencePolicy:
@@ -80,7 +100,9 @@ class MemorySettings(BaseModel):
         options |= {"conv_layers": config.conv_layers, "image_scale": config.image_scale, "seed": config.seed}
         body = self.body_of(hidden_size, config)
         if isinstance(body, Attention):
+            options |= {name: getattr(self, name) for name in self.of_transformers}
             return TransformerPolicy(observations, actions, hidden_size, body, **options)
+        options |= {name: getattr(self, name) for name in self.of_cells}
         return GRUPolicy(observations, actions, hidden_size, cell=body, **options)
 
 

@@ -382,7 +382,8 @@ def test_memory_sees_the_last_reward_as_its_symlog_in_steps_and_in_updates(cell:
     env = SimpleNamespace(
         single_observation_space=OBSERVATIONS, single_action_space=ACTIONS["discrete"], max_episode_steps=5
     )
-    sizes = {"cell": cell, "hidden-size": 8, "context": 8, "num-layers": 1, "num-heads": 2, "normalize-rewards": True}
+    sizes: dict[str, Any] = {"cell": cell, "hidden-size": 8, "normalize-rewards": True}
+    sizes |= {"context": 8, "num-layers": 1, "num-heads": 2} if cell == "transformer" else {}
     config = Config.from_mapping(Mapping("the test", {"env-name": "DarkRoom-v0", "observe-last": True}))
     of_offline = OfflineAMAGO.Settings.model_validate(sizes)
     policies = [

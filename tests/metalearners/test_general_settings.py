@@ -19,6 +19,7 @@ from maml_rl.experiment.sampling import make_sampler
 from maml_rl.experiment.train import train
 from maml_rl.metalearners import MetaLearner, algorithms, find_metalearner
 from maml_rl.metalearners.registry import replacements
+from maml_rl.policies import GRUPolicy
 from tests.metalearners.small_algorithms import OF_HISTORIES, OF_TRIALS, once_a_kind, small
 from tests.small_runs import SMALL, config_of, untimed
 
@@ -155,6 +156,11 @@ def test_settings_meant_for_what_an_option_replaces_are_dropped() -> None:
     ):
         make_experiment(before.override({"algorithm": "rl2", "observe-last": True, "num-steps": 2}))
     assert make_experiment(before.override({"memory": "gru"})).config.output_scale == 1.0
+    text = "algorithm: rl2\nobserve-last: true\nalgorithm-settings: {cell: transformer, context: 7}"
+    attending = Config.from_mapping(parse_mapping(f"env-name: 2DNavigation-v0\n{text}", "x.yaml"))
+    assert isinstance(make_experiment(attending.override({"algorithm-settings": {"cell": "gru"}})).policy, GRUPolicy)
+    with pytest.raises(ConfigError, match=r"settings\.context' in the command line: it is for a transformer"):
+        make_experiment(attending.override({"algorithm-settings": {"cell": "gru", "context": 9}}))
     evaluated = config_of(evaluate_every=2, evaluation_tasks=7)
     assert make_experiment(evaluated.override({"evaluate-every": None})).config.evaluation_tasks == 40
 

@@ -54,10 +54,22 @@ def settings(**values: Any) -> dict[str, Any]:
             "'num-batches' in .*: rl2 learns nothing after meta-update 2, .*; use at most 2, or a longer anneal-over",
         ),
         # The memory.
-        ("rl2", settings(cell="transformer", memory_span=5), "'memory-span' in .*: a transformer has no gates to set"),
-        ("rl2", settings(cell="transformer", layers=[8]), "'layers' in .*: a transformer has layers of its own; leave"),
-        ("rl2", settings(products=8), "'products' in .*: only layers see products; set layers of a gru or lstm, or le"),
-        ("rl2", settings(token_shift=True), "'token-shift' in .*: a recurrent layer has no tokens; leave it out"),
+        (
+            "rl2",
+            settings(cell="transformer", memory_span=5),
+            "settings.memory-span' in .*: it is for a gru or lstm",
+        ),
+        ("rl2", settings(cell="transformer", layers=[8]), "layers' in .*: it is for a gru or lstm, and 'cell' is"),
+        (
+            "rl2",
+            settings(products=8),
+            "products' in .*: only layers see products; set layers, or leave it out",
+        ),
+        (
+            "rl2",
+            settings(token_shift=True),
+            "token-shift' in .*: it is for a transformer, and 'cell' is 'gru'; leave it out",
+        ),
         (
             *("rl2", settings(cell="transformer", hidden_size=12, num_heads=4)),
             "no transformer of these sizes: hidden_size must be a multiple of twice num_heads, 8, got 12",
