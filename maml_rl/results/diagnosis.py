@@ -221,7 +221,7 @@ def _inner_step(series: _Series) -> Iterator[Cause]:
     if not series.adapts or series.run.config.method != "maml":
         return
     gain = _late(series.after - series.before)
-    error = float(np.std(gain)) / math.sqrt(len(gain)) if len(gain) > 1 else math.inf
+    error = float(np.std(gain, ddof=1)) / math.sqrt(len(gain)) if len(gain) > 1 else math.inf
     takes_steps = return_keys(series.run.metrics[0])[-1].rpartition("/")[2].startswith("step")
     scale = float(np.abs(_late(series.before)).mean())
     if takes_steps and gain.mean() < -_CLEAR * error and gain.mean() < -0.05 * scale:
@@ -387,12 +387,15 @@ def _noise(series: _Series) -> Iterator[Cause]:
     config = series.run.config
     episodes = config.meta_batch_size * config.fast_batch_size
     rise, error = series.trend
+    moves = (
+        f"the return scatters by {series.noise:.3g} from one iteration to the next, and moves by {rise:.3g} ± "
+        f"{error:.2g} over the run"
+    )
     if config.meta_batch_size < _FEW_TASKS or episodes < _FEW_EPISODES:
         yield Cause(
             "too few tasks",
             0.74 if config.meta_batch_size < _FEW_TASKS else 0.6,
-            f"an update sees {config.meta_batch_size} tasks with {config.fast_batch_size} episodes each; the return "
-            f"moves by {series.noise:.3g} from one iteration to the next, and by {rise:.3g} ± {error:.2g} over the run",
+            f"an update sees {config.meta_batch_size} tasks with {config.fast_batch_size} episodes each; {moves}",
             "a larger meta-batch-size (20 to 40) or fast-batch-size",
         )
     elif len(series.after) < _FEW_ITERATIONS:
@@ -406,8 +409,7 @@ def _noise(series: _Series) -> Iterator[Cause]:
         yield Cause(
             "noise",
             0.3,
-            f"the return moves by {series.noise:.3g} from one iteration to the next, and by {rise:.3g} ± {error:.2g} "
-            "over the run",
+            moves,
             "a larger meta-batch-size, a longer run, and evaluations on the same tasks (evaluate-every)",
         )
 

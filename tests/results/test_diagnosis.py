@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy.stats import sem
 
 from benchmarks.flat_curves import BROKEN, NAVIGATION, SIZES, found
 from maml_rl.cli import main as cli
@@ -121,6 +122,10 @@ def test_one_iteration_does_not_tell_whether_adaptation_helps() -> None:
     found = {length: [each.name for each in diagnose(run_of("maml-trpo", rows[:length]))] for length in (2, 20)}
     assert "adaptation does nothing" in found[20]
     assert "adaptation does nothing" not in found[2]
+    # Of two gains in the second half, as scipy has their standard error.
+    uneven = [{"return/step_0": -20.0, "return/step_1": -20.0 + gain} for gain in (0.3, 0.3, -0.5, 1.0)]
+    seen = " ".join(each.seen for each in diagnose(run_of("maml-trpo", uneven)))
+    assert f"changes the return by 0.25, with a standard error of {sem([-0.5, 1.0]):.2g}" in seen
 
 
 def test_every_cause_has_a_row_of_the_page() -> None:
