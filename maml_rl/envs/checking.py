@@ -30,7 +30,7 @@ from maml_rl.envs.calls import (
 )
 from maml_rl.envs.global_generators import KeptGenerators, construct, seconds_of_own_generators
 from maml_rl.envs.meta_env import SEED_BITS, MetaVectorEnv, Task, declarations, declared
-from maml_rl.envs.tasks import own_task
+from maml_rl.envs.tasks import TaskSpace, own_task
 from maml_rl.errors import ChildEnvError, ChildLost, ConfigError, TaskError, UsersCode, explain
 from maml_rl.spaces import array_layout, array_writer, parts_of, stored_actions
 
@@ -242,6 +242,10 @@ def check_vector_family(make: Callable[[int], MetaVectorEnv], seed: int = 0) -> 
         _expect(_same(tasks, many.sample_tasks(_SLOTS, seed=seed)), "sample_tasks must repeat: draw from np_random")
         DrawsBySeed().check(seed, tasks, lambda count, other: many.sample_tasks(count, seed=other))
         tasks = _with_another(tasks, many.sample_tasks)[-_SLOTS:]
+        draw_test_tasks = partial(many.sample_tasks, seed=seed, evaluation=True)
+        _check_declared_tasks(
+            many.task_space, draw_test_tasks, lambda task: many.reset_task([task] * _SLOTS), tasks, _SLOTS
+        )
         # All bits of a seed are tried.
         seeds = np.array([seed, seed + 1, SEED_BITS])
         actions = _actions_of(many, seed)
@@ -382,7 +386,8 @@ def _check_contract(
     with UsersCode(lambda error: AssertionError(f"reset(seed={largest}) must work: {explain(error)}")):
         seeded_reset(env, largest)
     tasks = _check_sample_tasks(env, sample_tasks, num_tasks, seed)
-    _check_declared_tasks(env, reset_task, tasks, num_tasks)
+    draw_test_tasks = find_method(env, "sample_test_tasks") if has_method(env, "sample_test_tasks") else None
+    _check_declared_tasks(declarations(env).task_space, draw_test_tasks, reset_task, tasks, num_tasks)
     of_environment = _spaces(env)
     for task in tasks:
         reset_task(task)
@@ -570,16 +575,20 @@ def _is_plain(value: Any) -> bool:
 
 
 def _check_declared_tasks(
-    env: Env, reset_task: Callable[..., Any], tasks: list[dict[str, Any]], num_tasks: int
+    space: TaskSpace | None,
+    draw_test_tasks: Callable[[int], Sequence[Task]] | None,
+    reset_task: Callable[[Task], None],
+    tasks: Sequence[Task],
+    num_tasks: int,
 ) -> None:
     """Check the optional parts of a family: test tasks and the space of tasks."""
-    others: dict[str, list[dict[str, Any]]] = {}
-    if has_method(env, "sample_test_tasks"):
-        drawn = others["a task of sample_test_tasks"] = list(find_method(env, "sample_test_tasks")(num_tasks))
+    others: dict[str, Sequence[Task]] = {}
+    if draw_test_tasks is not None:
+        drawn = others["a task of sample_test_tasks"] = list(draw_test_tasks(num_tasks))
         _expect(
             len(drawn) == num_tasks, f"sample_test_tasks({num_tasks}) must return {num_tasks} tasks, got {len(drawn)}"
         )
-    if (space := declarations(env).task_space) is not None:
+    if space is not None:
         try:
             for task in tasks:
                 space.values_of(task)

@@ -552,6 +552,14 @@ TaskHasNoEffect = type("TaskHasNoEffect", (GlowBatch,), {"reset_task": lambda se
 @pytest.mark.parametrize(
     ("made", "message"),
     [
+        (
+            type("RefusesTestTasks", (GlowBatch,), {"sample_test_tasks": lambda self, num: [{"tilt": 1.0}] * num}),
+            "reset_task must take a task of sample_test_tasks, as {'tilt': 1.0}: KeyError",
+        ),
+        (
+            type("OtherEntry", (GlowBatch,), {"task_space": TaskSpace.of_numbers(tilt=TaskParameter.between(-1, 1))}),
+            "task_space must be that of the tasks of sample_tasks: .*tilt",
+        ),
         (ForgetsTasks, "the observation at step 1 differs where the tasks are kept over a reset"),
         (FillsOneDictForAll, "sample_tasks must draw different tasks, got the same each time"),
         (OneGenerator, "the observation at step 1 differs where slots change places; .* a generator of its own"),
