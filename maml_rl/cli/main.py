@@ -70,8 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # The command parses the arguments after its name.
     name = parser.parse_args(arguments[:1]).command
     if name not in COMMANDS:
-        known = list(COMMANDS)
-        parser.error(f"there is no command {name!r}{suggest(name, known)} The commands are {', '.join(known)}")
+        hint = suggest(name, list(COMMANDS))
+        # It lists all of them where none is like this one.
+        hint += f" The commands are {', '.join(COMMANDS)}" * hint.endswith("?")
+        parser.error(f"there is no command {name!r}{hint}")
     _, run = COMMANDS[name]
     return run(arguments[1:], f"maml-rl {name}")
 

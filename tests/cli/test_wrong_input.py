@@ -406,6 +406,7 @@ VALUE_CASES: list[Case] = [
             ("ad/dark-room", ["algorithm-settings.learning-rate=1e-4:1e-3"], ["samples nothing in training"]),
         )
     ],
+    (["nosuch"], ["there is no command 'nosuch'; choose 'train', 'test', 'report'", "or 'version' (--help"]),
     (["trian"], ["there is no command 'trian'; did you mean 'train'?", "train, test, report"]),
     (["train", "halfcheetah-dri"], ["there is no config 'halfcheetah-dri'; did you mean 'halfcheetah-dir'?"]),
     (["train", "ant-dir", "--config", "ant-vel"], ["two configs", "ant-dir", "ant-vel"]),
