@@ -62,7 +62,7 @@ class DeviceBackend(RolloutBackend):
     def prepare(self, num_tasks: int) -> None:
         num_slots = num_tasks * self._slots_per_task
         if self._slots is None or self._slots.num_envs != num_slots:
-            self._loops = []
+            self._close_slots()
             recipe = self._recipe
             if recipe.family is not None and recipe.family.has_physics:
                 own: dict[str, Any] = {"engine": "warp", "device": str(self._device)}
@@ -90,8 +90,13 @@ class DeviceBackend(RolloutBackend):
             return loop.run(phase)
 
     def close(self) -> None:
-        self._loops, self._slots = [], None
+        self._close_slots()
         self._host.close()
+
+    def _close_slots(self) -> None:
+        slots, self._loops, self._slots = self._slots, [], None
+        if slots is not None:
+            slots.close()
 
 
 # Runs before a step is recorded as a graph.

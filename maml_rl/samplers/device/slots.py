@@ -64,10 +64,11 @@ class DeviceSlots:
         can_be_recorded: whether a step can be part of a CUDA graph.
         may_end: whether an episode may end by itself; None until the first step tells.
         work: as given.
+        close: closes the family.
     """
 
     def __init__(self, env: MetaVectorEnv, device: torch.device, work: WorkHere | None = None) -> None:
-        self.num_envs, self.device = env.num_envs, device
+        self.num_envs, self.device, self.close = env.num_envs, device, env.close
         self.work, self._steps = work or WorkHere(describe_env(type(env.unwrapped))), 0
         self._shown: list[ObservingVectorEnv] = []
         while isinstance(env, ObservingVectorEnv):

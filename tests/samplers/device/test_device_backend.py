@@ -1,7 +1,7 @@
 """The backend `device`: the CPU's own episodes from the same keys, step by step, recorded, or on a GPU."""
 
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -131,6 +131,25 @@ def test_every_task_acts_under_its_own_parameters_as_on_the_cpu(env_id, determin
     ours, theirs = (sample_adapted(backend, env_id, **options) for backend in ("device", "in-process"))
     for one, other in zip(ours, theirs, strict=True):
         require_close(one, other)
+
+
+class Closing(Counting):
+    """Notes how many slots were closed."""
+
+    closed_slots: ClassVar[list[int]] = []
+
+    def close_extras(self, **kwargs: Any) -> None:
+        self.closed_slots.append(self.num_envs)
+
+
+def test_slots_are_closed_when_their_number_changes_and_at_the_end() -> None:
+    policy = policy_for(Closing)
+    with MultiTaskSampler(Closing, {}, 2, policy, seed=0, backend="device", device="cpu") as sampler:
+        Closing.closed_slots.clear()
+        for num_tasks in (3, 2):
+            sampler.rollout(sampler.sample_tasks(num_tasks))
+    # The last one describes the others.
+    assert Closing.closed_slots == [6, 4, 1]
 
 
 class Faulty(Counting):
