@@ -64,13 +64,14 @@ class Body:
                 return self._first[num]
             if divides or len(self._made) >= _SIZES_KEPT:
                 self.close()
-            self._num_asked, self._progress.steps[self._index] = num, MAKING
+            steps, self._num_asked = self._progress.steps, num
+            before, steps[self._index] = int(steps[self._index]), MAKING
             own = slice(self._index, self._index + 1)
             with self._calls:
                 made = self._recipe.make(num, current_slots=self._progress.current_slots[own])
             # The shared counter may already hold the seconds of a worker that died; this one adds to them.
             made.physics_seconds = self._progress.physics_seconds[own]
-            self._made[num], self.has_made_env = made, True
+            self._made[num], self.has_made_env, steps[self._index] = made, True, before
             self._progress.heartbeats[self._index] = monotonic()
             return made
         return self._first[num]

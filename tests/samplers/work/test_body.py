@@ -15,7 +15,7 @@ from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.phase import Phase
 from maml_rl.samplers.rollout.loop import sample_phase
 from maml_rl.samplers.work.body import Body
-from maml_rl.samplers.worker_progress import IN_UPDATE, MAKING, Progress
+from maml_rl.samplers.worker_progress import IN_SAMPLE_TASKS, IN_UPDATE, MAKING, Progress
 from maml_rl.seeding import PhaseStreams
 
 TASKS = ({"goal": 1.0}, {"goal": 7.0}, {"goal": 3.0})
@@ -43,8 +43,14 @@ def run(body: Body, first: int, last: int, generation: int = 0) -> EpisodeArrays
     return arrays
 
 
-def test_fewer_slots_are_the_first_of_those_that_there_are_and_more_are_made() -> None:
-    progress = of_two()
+def test_fewer_slots_are_the_first_of_those_that_there_are_and_more_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress, doing, usual = of_two(), list[int](), Recipe.make
+
+    def make(recipe: Recipe, *arguments: Any, **options: Any) -> Any:
+        doing.append(int(progress.steps[1]))
+        return usual(recipe, *arguments, **options)
+
+    monkeypatch.setattr(Recipe, "make", make)
     progress.steps[1] = 3
     body = body_of(progress)
     whole = run(body, 0, 3)
@@ -55,9 +61,11 @@ def test_fewer_slots_are_the_first_of_those_that_there_are_and_more_are_made() -
     for first, last in ((0, 1), (1, 3), (2, 3)):
         part = run(body, first, last)
         np.testing.assert_array_equal(part.rewards, whole.rewards[first:last])
-    made, progress.heartbeats[1] = body.slots(6), 0.0
+    made, progress.heartbeats[1], progress.steps[1] = body.slots(6), 0.0, IN_SAMPLE_TASKS
     assert body.slots(8) is not made
-    assert progress.steps.tolist() == [0, MAKING]
+    # What is made for other work is told as that, and then the work again.
+    assert doing == [MAKING, MAKING]
+    assert progress.steps.tolist() == [0, IN_SAMPLE_TASKS]
     assert progress.heartbeats[1] > 0.0
     assert body.any_slots() is body.slots(8)
     body.close()
