@@ -28,7 +28,7 @@ from maml_rl.samplers.episode_arrays import EpisodeArrays
 from maml_rl.samplers.failures import describe_env
 from maml_rl.samplers.in_process import WorkHere
 from maml_rl.samplers.phase import Phase
-from maml_rl.samplers.rollout.actor import check_carried_memory, chosen, initial_memory, phase_parameters
+from maml_rl.samplers.rollout.actor import check_actions, check_carried_memory, chosen, initial_memory, phase_parameters
 from maml_rl.samplers.rollout.recorder import SlotTable, check_finite
 from maml_rl.samplers.worker_progress import IN_RESET, IN_SAMPLE_TASKS, MAKING, describe_activity
 from maml_rl.spaces import ArrayElements
@@ -203,6 +203,7 @@ class DeviceLoop:
         noise = self._noise.rows.index_select(0, recorder.step).reshape(*self._grid, -1)
         told = (recorder.running,) if self._policy.told_who_acts else ()
         actions, memory = self._act(observations, noise, self._memory, *told)
+        check_actions(self._policy, actions, (*self._grid, *recorder.action_shape))
         check_carried_memory(self._policy, memory, self._memory)
         for old, new in zip(self._memory, memory, strict=True):
             # What was written into it counts only where the rest of the memory says so; see `Policy.actor`.
@@ -401,6 +402,7 @@ class _MaskedRecorder:
         sizes: M, S and T.
 
     Attributes:
+        action_shape: of one action.
         running: (M, S) bool, whether the episode continues.
         step: (1,) int64, the steps that all slots have done.
     """
@@ -408,6 +410,7 @@ class _MaskedRecorder:
     def __init__(self, slots: DeviceSlots, env: EnvDescription, sizes: tuple[int, int, int]) -> None:
         self._slots, self._grid, self._horizon = slots, sizes[:2], sizes[2]
         self._arrays: Any = device_arrays(env, sizes, slots.device)
+        self.action_shape = tuple(self._arrays.actions.shape[3:])
         self.running = torch.ones(self._grid, dtype=torch.bool, device=slots.device)
         self.step = torch.zeros(1, dtype=torch.int64, device=slots.device)
 

@@ -168,10 +168,12 @@ class Actor:
     Args:
         phase: its policy, parameters and noise; slots are numbered from the first of its own.
         device: where the policy runs.
+        action_shape: of one action; None where the policy has acted before.
     """
 
-    def __init__(self, phase: Phase, device: torch.device | str) -> None:
+    def __init__(self, phase: Phase, device: torch.device | str, action_shape: tuple[int, ...] | None = None) -> None:
         self._phase, self._device, self._noise = phase, torch.device(device), EpisodeNoise(phase)
+        self._action_shape = action_shape
         self._grid, self._first = (len(phase.tasks), phase.per_task), phase.own_slots.start
         self._policy = greedy(phase.policy) if phase.deterministic else phase.policy
         of_phase, self._is_stacked = phase_parameters(self._policy, len(phase.tasks), phase.params)
@@ -245,7 +247,7 @@ class Actor:
             running: (len(slots),) whether the slot's episode continues; only there the memory changes.
 
         Raises:
-            ValueError: If the policy returns a memory of another shape than it got.
+            ValueError: If the policy returns actions or a memory of another shape.
             NonFiniteError: If a parameter of its distribution is outside of its range.
         """
         noise = self._noise.rows(slots, waves, steps)
@@ -271,6 +273,8 @@ class Actor:
             sent = self._link.send(seen.flatten(0, 1).numpy(), noise)
             seen, noise_seen = (tensor.unflatten(0, (-1, per_task)) for tensor in sent)
         actions, after = self._choose(tasks, seen, noise_seen, before, *(acting if told else ()))
+        if self._action_shape is not None:
+            check_actions(self._policy, actions, (*noise_seen.shape[:2], *self._action_shape))
         if before or after:
             self._remember(tasks, before, _apart_from(after, seen, noise_seen), *acting)
         there: NDArray[np.generic] = actions.numpy() if self._link is None else self._link.fetch(actions.flatten(0, 1))
@@ -360,6 +364,16 @@ def initial_memory(policy: Policy, grid: tuple[int, int], device: torch.device) 
     """Return the memory of a grid (M, S) of slots at the start of their trials, tensors (M, S, ...)."""
     memory = policy.initial_memory(grid[0] * grid[1])
     return tuple(tensor.detach().to(device).unflatten(0, grid) for tensor in memory)
+
+
+def check_actions(policy: Policy, actions: Tensor, expected: tuple[int, ...]) -> None:
+    """Refuse actions of another shape than expected, (tasks, slots, *act)."""
+    if not isinstance(actions, Tensor) or actions.shape != expected:
+        got = f"of the shape {tuple(actions.shape)}" if isinstance(actions, Tensor) else f"as {type(actions).__name__}"
+        raise ValueError(
+            f"{policy.class_name} returned actions {got}; return a tensor of the shape {expected} from act: an action "
+            "for each slot of each task"
+        )
 
 
 def check_carried_memory(policy: Policy, memory: Memory, expected: Memory) -> None:

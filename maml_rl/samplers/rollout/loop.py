@@ -79,7 +79,7 @@ class _Loop:
         seeds = seeds.reshape(num_tasks, num_waves, -1).swapaxes(0, 1).reshape(num_waves, -1)
         # (waves, slots)
         self._seeds = seeds[:, phase.own_slots]
-        self._table, self._actor = SlotTable(phase), Actor(phase, device)
+        self._table, self._actor = SlotTable(phase), Actor(phase, device, arrays.actions.shape[3:])
         # Whether all rows that the policy sees are those of slots that step together, and of nobody else.
         self._is_whole = len(env.parts) == 1 and env.num_envs == num_tasks * phase.per_task
         # Such slots write their images where they are recorded, if those of a step are adjacent.

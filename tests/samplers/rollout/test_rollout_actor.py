@@ -226,6 +226,25 @@ def test_policy_that_returns_less_memory_is_refused() -> None:
         play(Actor(phase_of(Shrinking()), "cpu"), [ALL])
 
 
+class Flat(NormalMLPPolicy):
+    """As many numbers as there must be, in another shape."""
+
+    def act(self, observations: Tensor, noise: Tensor, memory: Memory = (), params: Params | None = None) -> Any:
+        actions, memory = super().act(observations, noise, memory, params)
+        return actions.flatten(0, 1), memory
+
+
+def test_actions_of_another_shape_are_refused_by_the_name_of_the_policy() -> None:
+    message = r"Flat returned actions of the shape \(6, 2\); return a tensor of the shape \(2, 3, 2\) from act"
+    for backend in ("in-process", "device"):
+        options: dict[str, Any] = {"num_workers": 0, "max_episode_steps": 3, "backend": backend, "device": "cpu"}
+        with (
+            MultiTaskSampler("2DNavigation-v0", {}, 3, Flat(2, 2, (4,)), **options) as sampler,
+            pytest.raises(ValueError, match=message),
+        ):
+            sampler.rollout(sampler.sample_tasks(2))
+
+
 def test_missing_parameter_of_a_policy_with_a_memory_is_named() -> None:
     policy = GRUPolicy(spaces.Box(-1.0, 1.0, (2,)), spaces.Box(-1.0, 1.0, (1,)), 4)
     (name, _), *others = policy.named_parameters()
