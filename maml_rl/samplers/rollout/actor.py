@@ -274,7 +274,7 @@ class Actor:
             seen, noise_seen = (tensor.unflatten(0, (-1, per_task)) for tensor in sent)
         actions, after = self._choose(tasks, seen, noise_seen, before, *(acting if told else ()))
         if self._action_shape is not None:
-            check_actions(self._policy, actions, (*noise_seen.shape[:2], *self._action_shape))
+            check_actions(self._policy, actions, (tasks.stop - tasks.start, per_task, *self._action_shape))
         if before or after:
             self._remember(tasks, before, _apart_from(after, seen, noise_seen), *acting)
         there: NDArray[np.generic] = actions.numpy() if self._link is None else self._link.fetch(actions.flatten(0, 1))
