@@ -422,10 +422,12 @@ def unsaved(policy: Policy) -> dict[str, Any]:
         for name, value in (vars(module) | module._buffers).items():
             where = f"{path}.{name}" if path else name
             if isinstance(value, Tensor) and where not in saved:
-                found[where] = id(value), value._version
+                # With the tensor, so that no later one has its id. One of inference mode has no version.
+                found[where] = id(value), None if value.is_inference() else value._version, value
             elif isinstance(value, np.ndarray):
                 found[where] = value.tobytes()
-            elif isinstance(value, bool | int | float | str):
+            elif isinstance(value, bool | int | float | str) and name != "training":
+                # Many updates set the mode, and layers whose actions depend on it are refused.
                 found[where] = repr(value)
     return found
 

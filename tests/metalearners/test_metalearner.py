@@ -185,6 +185,8 @@ class Scaled(torch.nn.Module):
         self.inner, self.weight = torch.nn.Identity(), torch.nn.Parameter(torch.zeros(2))
         self.inner.temperature = 1.0
         self.mean, self.count, self.name = torch.zeros(2), np.zeros(2), "scaled"
+        with torch.inference_mode():
+            self.cached = torch.zeros(2)
         self.register_buffer("kept", torch.zeros(2))
         self.register_buffer("lost", torch.zeros(2), persistent=False)
 
@@ -197,8 +199,10 @@ class Scaler(MetaLearner):
 
     def update(self, batch: EpisodeStore) -> dict[str, Any]:
         module = vars(self.policy)["module"]
+        self.policy.eval()
         module.inner.temperature *= 0.5
-        module.mean = module.mean + 1.0
+        for _ in range(2):
+            module.mean = module.mean + 1.0
         for number in (module.count, module.kept, module.lost):
             number += 1.0
         return {}
