@@ -136,14 +136,16 @@ class ArrayFamily(ABC):
             Rewards (N,), whether slots terminated, (N,) or a bool for all, and the terms of the rewards by name.
         """
         rewards, terminated = self._step_slots(actions, active, streams)
-        terms = {name: self._reward_terms.get(name) for name in self.recorded_infos}
-        for name, values in {"rewards": rewards, "terminated": terminated, **terms}.items():
-            if values is None:
+        found, of_slots = {**self._reward_terms, "rewards": rewards, "terminated": terminated}, ((), (self.num_envs,))
+        for name in ("rewards", "terminated", *self.recorded_infos):
+            if name not in found:
                 raise TypeError(
                     f"{type(self).__name__} declares {name!r} in recorded_infos, so _step_slots must put it into "
                     f"self._reward_terms in every step; it has {sorted(self._reward_terms)}"
                 )
-            if np.shape(values) not in ((), (self.num_envs,)):
+            values = found[name]
+            # A bool has a shape, too, but asking NumPy for it takes as long as all the rest.
+            if values is not False and np.shape(values) not in of_slots:
                 raise ValueError(
                     f"_step_slots of {type(self).__name__} has {name} of shape {tuple(np.shape(values))}; it must have "
                     f"a number for each of the {self.num_envs} slots"
@@ -155,11 +157,6 @@ class ArrayFamily(ABC):
     def is_truncated(self) -> Any:
         """Return whether slots have reached the time limit, (N,) bool."""
         return (self._elapsed >= (math.inf if self._time_limit is None else self._time_limit)) | self._truncated
-
-    @property
-    def truncated_by_itself(self) -> Any:
-        """Which slots the family itself has truncated, (N,) bool; False for none ever."""
-        return self._truncated
 
     def refuse_faults(self) -> None:
         """Raise the errors of a phase on a device, which are known only after it."""

@@ -172,8 +172,8 @@ class MixtureVectorEnv(BatchedFamily):
             got, ended = family._step_slots(own, mine, streams)
             rewards[where] = got[where]
             terminated[where] = ended if isinstance(ended, bool) else ended[where]
-            if family.truncated_by_itself is not False:
-                truncated[where] = family.truncated_by_itself[where]
+            if family._truncated is not False:
+                truncated[where] = family._truncated[where]
             _merge(self._reward_terms, self._has_term, family._reward_terms, mine)
         if truncated.any():
             self._truncated = self._truncated | truncated

@@ -303,12 +303,10 @@ class DeviceLoop:
         numbers = [whole[name] for name in ("observations", "actions", "rewards", "final_observations")]
         faults = [~array.isfinite().all() for array in numbers if array.is_floating_point()]
         real = torch.arange(phase.horizon, device=self._device)[:, None] < whole["lengths"].unsqueeze(1)
-        if ArrayElements(self._env.observation_space).limits is not None:
-            observed = torch.cat((whole["observations"], whole["final_observations"].unsqueeze(1)), 1)
-            shown = torch.cat((real, torch.ones_like(real[:, :1])), 1)
-            faults.append(_are_outside(observed, self._env.observation_space, shown))
+        faults += _are_outside(self._env.observation_space, whole["observations"], real)
+        faults += _are_outside(self._env.observation_space, whole["final_observations"], whole["lengths"] > 0)
         if isinstance(self._env.action_space, spaces.Discrete):
-            faults.append(_are_outside(whole["actions"], self._env.action_space, real))
+            faults += _are_outside(self._env.action_space, whole["actions"], real)
         faulty = torch.stack(faults).any()
         physics = self._slots.physics
         state = [whole["lengths"].max(), faulty]
@@ -476,10 +474,10 @@ class _MaskedRecorder:
         final.copy_(chosen(which, self._slots.observations.reshape(final.shape), final))
 
 
-def _are_outside(values: Tensor, space: spaces.Space[Any], real: Tensor) -> Tensor:
-    """Return whether any of whole numbers (M, T, B, ...) is outside of its space, where they are `real` (M, T, B)."""
-    limits = ArrayElements(space).limits
-    assert limits is not None
+def _are_outside(space: spaces.Space[Any], values: Tensor, real: Tensor) -> list[Tensor]:
+    """Return whether any `real` one of whole numbers (*real, ...) is outside of its space; [] if none can be."""
+    if (limits := ArrayElements(space).limits) is None:
+        return []
     low, high = (torch.as_tensor(limit, device=values.device) for limit in limits)
     outside = ((values < low) | (values > high)).reshape(*real.shape, -1).any(-1)
-    return (outside & real).any()
+    return [(outside & real).any()]
