@@ -44,10 +44,10 @@ def paying(name: str, pay: Callable[[float], float]) -> type[WalkEnv]:
     return walk(name, step=step)
 
 
-def remarks_on(env: Any) -> list[str]:
+def remarks_on(make_env: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as remarks:
         warnings.simplefilter("always")
-        check_meta_env(env)
+        check_meta_env(make_env(), make_another=make_env)
     return [str(remark.message) for remark in remarks]
 
 
@@ -283,7 +283,7 @@ class ResetsGlobally(WalkEnv):
 )
 def test_use_of_generators_of_the_process_is_a_remark_with_its_cost(make_env: Any, names: str) -> None:
     states = np.random.get_state(), random.getstate()
-    said, *_ = remarks_on(make_env())
+    said, *_ = remarks_on(make_env)
     assert re.match(rf"the environment draws from {names}; .* for \d+ microseconds a step", said)
     assert repr(states) == repr((np.random.get_state(), random.getstate()))
 
@@ -340,7 +340,7 @@ class TakesItsTaskApart(WalkEnv):
     ],
 )
 def test_what_may_be_meant_is_a_remark(env_class: Any, remark: str) -> None:
-    assert any(re.search(remark, said) for said in remarks_on(env_class()))
+    assert any(re.search(remark, said) for said in remarks_on(env_class))
 
 
 @pytest.mark.parametrize(
@@ -473,7 +473,7 @@ def make_wrapper_family() -> Any:
     ],
 )
 def test_breach_of_gymnasiums_rules_is_a_remark_with_its_source_and_is_sampled(make_env: Any, note: str) -> None:
-    remarks = remarks_on(make_env())
+    remarks = remarks_on(make_env)
     assert all(remark.startswith("gymnasium.utils.env_checker on ") for remark in remarks)
     assert any(re.search(note, remark) for remark in remarks)
     assert not any("unwrapped" in remark for remark in remarks)

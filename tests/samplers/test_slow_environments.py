@@ -117,7 +117,7 @@ def test_every_method_may_be_async_or_is_refused(
     expected = digests(SplitEnv, num_workers=0, **options)[0]
     assert (expected == undisturbed) is not options["evaluation"]
     assert digests(env, num_workers=0, **options)[0] == expected
-    check_meta_env(env())
+    check_meta_env(env(), make_another=env)
     with pytest.raises(TypeError, match=f"has an async {name}, which is not awaited .*use stepping='threads'"):
         digests(env, num_workers=0, stepping="serial")
     hidden = type("Hidden", (env,), {name: lambda self, *given, **named: getattr(env, name)(self, *given, **named)})
