@@ -15,7 +15,7 @@ from torch import Tensor
 from maml_rl.arrays import CONTAINERS, NO_STATE, move_state, state_of, to_device
 from maml_rl.envs.adapted_batch import CheckedVectorEnv
 from maml_rl.envs.family import ArrayFamily, BatchedFamily
-from maml_rl.envs.meta_env import MetaVectorEnv, Task
+from maml_rl.envs.meta_env import MetaVectorEnv, Task, check_flags
 from maml_rl.envs.observing import ObservingVectorEnv
 from maml_rl.envs.tasks import TaskArrays, parse_tasks
 from maml_rl.errors import ConfigError, TaskError
@@ -193,7 +193,7 @@ class DeviceSlots:
             return bool(flags)
         array = self._of_slots(name, flags)
         if array.is_floating_point():
-            raise TypeError(f"{name} must be True or False, got {flags!r}")
+            check_flags(name, array.cpu().numpy())
         return array.bool()
 
     def state(self) -> dict[str, Tensor]:

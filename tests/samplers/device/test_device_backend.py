@@ -198,6 +198,7 @@ class Choosing(Counting):
                 sys.exit(0)
             rewards = rewards[:, None] if self._fault == "shape" else rewards
             self._reward_terms = {} if self._fault == "info" else self._reward_terms
+            return rewards, rewards * 0.5 if self._fault == "ends" else False
         return rewards, False
 
 
@@ -216,6 +217,7 @@ class Beyond(Policy):
         ("raises", r"Choosing raised, in step 1: RuntimeError in .*: out of fuel"),
         ("leaves", r"Choosing raised, in step 1: SystemExit in .*: 0"),
         ("shape", r"_step_slots of Choosing has rewards of shape \(12, 1\); it must have a number for each of the 12"),
+        ("ends", r"Choosing raised, in step 1: terminated must be True or False, got array\(\["),
         ("info", r"Choosing declares 'count' in recorded_infos, so _step_slots must put it into self._reward_terms"),
         ("outside", r"in slot 0 with the task .*, in step 1: Choosing wrote an observation with 6, outside of its"),
         ("", r"Choosing raised, in step \d: actions must be integers in \[0, 3\), got \[.*3.*\]"),
