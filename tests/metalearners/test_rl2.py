@@ -319,9 +319,13 @@ class Scaled(Remembering):
 
     scale: float | None = None
 
+    def __init__(self, with_values: bool) -> None:
+        super().__init__(with_values)
+        self.std: Any = 0.7
+
     def forward(self, observations: Tensor, memory: tuple[Tensor]) -> Any:
         hidden = self.cell(observations, memory[0])
-        normal = Independent(Normal(self.head(hidden)[:, :2], 0.7), 1)
+        normal = Independent(Normal(self.head(hidden)[:, :2], self.std), 1)
         actions = normal if self.scale is None else TransformedDistribution(normal, [AffineTransform(0.0, self.scale)])
         return actions, (hidden,)
 
@@ -346,6 +350,22 @@ def test_distributions_without_an_entropy_are_learned_as_those_that_they_transfo
     # torch knows that of a Gaussian; the other is that of the actions taken.
     assert entropies == pytest.approx([1.0 + np.log(2 * np.pi) + 2 * np.log(0.7), surprises[0] + 2 * np.log(2.0)])
     assert surprises[1] == pytest.approx(entropies[1])
+
+
+def test_estimated_entropy_is_raised_by_a_larger_deviation() -> None:
+    with torch.random.fork_rng(devices=[]):
+        module = Scaled(with_values=False)
+    module.scale, module.std = 2.0, nn.Parameter(torch.ones(()))
+    with torch.no_grad():
+        for param in module.head.parameters():
+            param.zero_()
+    policy, episodes = as_policy(module, (3,)), make_episodes(EPISODES)
+    actions = randn(*episodes.mask.shape, 2, seed=1) * episodes.mask.unsqueeze(-1)
+    # Farther from the mean than expected, so that the actions alone are likelier where the deviation is larger.
+    episodes.actions = actions * module.scale * (2.1 * episodes.mask.sum() / actions.square().sum()).sqrt()
+    episodes.rewards = torch.zeros_like(episodes.rewards)
+    update(make_learner(policy, value="none", entropy_coefficient=1.0), [episodes])
+    assert module.std.item() > 1.0
 
 
 def test_policies_that_the_learner_cannot_train_and_several_slots_are_refused() -> None:
