@@ -12,6 +12,7 @@ from maml_rl.experiment.evaluate import evaluate
 from maml_rl.experiment.record import record_run
 from maml_rl.experiment.train import train
 from maml_rl.report.comparison import step_table
+from maml_rl.report.writing import write_report
 from maml_rl.results.comparable import RunGroup, read_runs
 from maml_rl.results.evaluation import Evaluation, difference_interval, load_evaluation
 from maml_rl.results.scales import decimals, readable_interval
@@ -200,6 +201,8 @@ def test_evaluation_before_a_change_of_the_environments_file_is_not_used(
     assert f"the file of 'env-name' has changed since the run in {run} began: from here on" in caplog.text
     assert len(measured([run], 0)[0][0].evaluations) == 1
     # On which tasks it was, is known without the module.
+    with pytest.raises(ConfigError, match=r"tasks\.json"):
+        write_report([run], tmp_path / "report.html", tasks=tasks)
     on = load_evaluation(run / "evaluation-2.npz").tasks
     for given, found in ((on, 1), ([{"slope": 1.0}], 0)):
         save_tasks(tasks, "of_mine:Mine-v0", given)
