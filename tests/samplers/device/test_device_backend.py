@@ -186,6 +186,11 @@ class Choosing(Counting):
         entries, choices = {"first": TaskEntry()}, spaces.Discrete(3)
         BatchedFamily.__init__(self, num_envs, spaces.Discrete(5), choices, entries, max_episode_steps=4)
 
+    def _reset_slots(self, mask: Any, streams: Any) -> None:
+        if self._fault == "resets":
+            raise RuntimeError("no fuel")
+        super()._reset_slots(mask, streams)
+
     def _write_observations(self, out: Any) -> None:
         out[:] = self._count * (3.0 if self._fault == "outside" else 1.0)
 
@@ -214,6 +219,7 @@ class Beyond(Policy):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
+        ("resets", r"Choosing raised, in reset: RuntimeError in .*: no fuel"),
         ("raises", r"Choosing raised, in step 1: RuntimeError in .*: out of fuel"),
         ("leaves", r"Choosing raised, in step 1: SystemExit in .*: 0"),
         ("shape", r"_step_slots of Choosing has rewards of shape \(12, 1\); it must have a number for each of the 12"),

@@ -14,7 +14,7 @@ from maml_rl.envs.global_generators import KeptGenerators
 from maml_rl.envs.make_env import ObservedLastStep, ObservedTask, Recipe, make_vector_env
 from maml_rl.envs.observing import LastStepVectorEnv
 from maml_rl.envs.tasks import TaskEntry
-from maml_rl.errors import ConfigError, TaskError
+from maml_rl.errors import ChildEnvError, ConfigError, TaskError
 from maml_rl.samplers.device.slots import reason_against
 from maml_rl.samplers.make_backend import choose
 from tests.envs.third_party import WalkEnv
@@ -212,8 +212,27 @@ class EndsSooner(Counting):
         return self._next(), self._calls == 1 and self._count >= 3.0
 
 
+class OneForAll(Counting):
+    """Has one number or flag for all slots, and attributes named as methods of the package."""
+
+    recorded_infos: ClassVar[Any] = {"speed": "step"}
+    begin = advance = is_truncated = None
+
+    def _step_slots(self, actions: Any, active: Any, streams: Any) -> Any:
+        self._reward_terms = {"speed": 2.0}
+        return -1.0, np.False_
+
+
+class RewardsOfNumPy(Counting):
+    def _next(self) -> Any:
+        return np.ones(self.num_envs)
+
+
 def test_terminated_may_be_a_bool_that_stays_the_same():
     require_as_on_the_cpu(Counting)
+    assert set(require_as_on_the_cpu(ObservedLastStep(OneForAll)).lengths.flatten().tolist()) == {5}
+    with pytest.raises(ChildEnvError, match=r"rewards is an array of NumPy; make it by functions of self\.xp"):
+        sample("device", RewardsOfNumPy)
     assert set(require_as_on_the_cpu(EndsTogether).lengths.flatten().tolist()) == {1}
     for made in (EndsLater, EndsSooner):
         told = f"{made.__name__} returns False for terminated in one step and more in another"
