@@ -204,7 +204,7 @@ FILE_CASES: list[Case] = [
             ("run", ["holds another run", "--resume", "--overwrite"]),
         )
     ],
-    (train("--seeds", "4294967296"), ["'seed'", "less than 4294967296"]),
+    (train("--seeds", "4294967296", "--dry-run"), ["'seed'", "less than 4294967296"]),
     (train("--output-folder", "run", "--seeds", "0", "--resume"), ["is the folder of a single run; choose another"]),
     (train("--output-folder", "run", "--resume", "--overwrite"), ["--resume continues the run in run, and --over"]),
     (train("--output-folder", "study", "--seeds", "0", "1"), ["seed-1 holds another run; continue it with --resume"]),
